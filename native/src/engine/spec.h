@@ -33,6 +33,8 @@ struct EntrySpec {
   int64_t count() const;  // elements; kInternal when a dimension is -1
 };
 
+struct Plan;  // engine/plan.h
+
 struct DomainSpec {
   std::string name;
   int process_set = 0;
@@ -40,6 +42,9 @@ struct DomainSpec {
   std::vector<int> group_ends;  // empty: one group
 
   bool complete() const;  // every dimension is known
+
+  // What the engine makes of the spec, once. A spec does not change after its first Open.
+  mutable std::shared_ptr<const Plan> plan;
 };
 using DomainSpecPtr = std::shared_ptr<const DomainSpec>;
 
