@@ -25,6 +25,8 @@ void CheckEntry(const DomainSpec& spec, const EntrySpec& entry) {
   if (entry.wire != entry.dtype && !(entry.op == Op::kAllReduce && narrow))
     Refuse(spec, entry, std::string("cannot travel as ") + DTypeName(entry.wire) +
                             "; float32 and float64 may be reduced as float16 or bfloat16");
+  if (reduces && entry.reduce_op == ReduceOp::kAverage && entry.dtype == DType::kInt64 && entry.prescale != 1.0)
+    Refuse(spec, entry, "an average of int64 takes no prescale");
   if (!reduces && (entry.prescale != 1.0 || entry.postscale != 1.0))
     Refuse(spec, entry, "prescale and postscale are for reductions");
   if ((entry.op == Op::kAllGather || entry.op == Op::kAllToAll || entry.op == Op::kReduceScatter) &&
@@ -52,7 +54,12 @@ GroupPlan PlanGroup(const DomainSpec& spec, int first, int last) {
   group.first = first;
   group.last = last;
   for (int i = first; i < last; ++i) group.reduces &= spec.entries[i].op == Op::kAllReduce;
-  if (!group.reduces) return group;
+  if (!group.reduces) {
+    for (int i = first; i < last; ++i)
+      if (spec.entries[i].op == Op::kAllReduce)
+        Refuse(spec, spec.entries[i], "shares a group with a collective of another kind");
+    return group;
+  }
   std::vector<reduce::Section> sections;
   int64_t offset = 0;
   for (int i = first; i < last; ++i) {

@@ -1,0 +1,118 @@
+#include "engine/batch.h"
+
+#include <utility>
+
+#include "engine/completions.h"
+
+namespace gradred::engine {
+
+Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, Completions* completions,
+             MetricsStore* metrics)
+    : spec_(std::move(spec)),
+      plan_(std::move(plan)),
+      completions_(completions),
+      metrics_(metrics),
+      members_(spec_->entries.size()),
+      submitted_(members_.size(), false),
+      completed_(members_.size(), false),
+      state_(plan_->groups.size(), State::kFilling),
+      not_submitted_(static_cast<int>(members_.size())),
+      not_completed_(not_submitted_) {
+  for (const GroupPlan& group : plan_->groups) missing_.push_back(group.last - group.first);
+}
+
+Batch::~Batch() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < members_.size(); ++i)
+    if (submitted_[i] && !completed_[i])
+      Complete(static_cast<int>(i), {{Kind::kInternal, "the engine dropped '" + spec_->name + "'"}, {}, 0, {}});
+}
+
+int Batch::Submit(int position, Submission submission) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (position < 0 || position >= static_cast<int>(members_.size()))
+    throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" + spec_->name +
+                                            "', which has " + std::to_string(members_.size()) + " entries");
+  if (submitted_[position])
+    throw Error(Kind::kInvalidArgument, "'" + spec_->entries[position].label + "' (position " +
+                                            std::to_string(position) + " of '" + spec_->name +
+                                            "') was submitted twice in one batch");
+  submitted_[position] = true;
+  members_[position] = std::move(submission);
+  if (--not_submitted_ == 0) last_submit_ = Now();
+  const int group = plan_->group_of[position];
+  if (state_[group] == State::kFailed) {
+    Complete(position, {failure_, {}, 0, {}});
+    return -1;
+  }
+  if (--missing_[group] > 0) return -1;
+  state_[group] = State::kReady;
+  return group;
+}
+
+bool Batch::IsReady(int group) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return state_[group] == State::kReady;
+}
+
+bool Batch::submitted_all() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return not_submitted_ == 0;
+}
+
+std::vector<Submission*> Batch::Take(int group) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_[group] != State::kReady)
+    throw Error(Kind::kInternal, "group " + std::to_string(group) + " of '" + spec_->name + "' runs unready");
+  state_[group] = State::kRunning;
+  std::vector<Submission*> members;
+  for (int i = plan_->groups[group].first; i < plan_->groups[group].last; ++i)
+    members.push_back(&members_[i]);
+  return members;
+}
+
+void Batch::Complete(int position, Result result) {
+  completed_[position] = true;
+  Submission submission = std::move(members_[position]);
+  members_[position] = {};
+  const bool last = --not_completed_ == 0;
+  if (last && result.status.ok() && not_submitted_ == 0) {
+    const double wait = Seconds(Now() - last_submit_);
+    metrics_->Update([wait](Metrics& m) {
+      ++m.batches;
+      m.wait_s += wait;
+      m.last_wait_s = wait;
+    });
+  }
+  if (!submission.done) return;
+  completions_->Post([done = std::move(submission.done), result = std::move(result)] { done(result); });
+}
+
+void Batch::Finish(int group, std::vector<Result> results) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  state_[group] = State::kFinished;
+  for (size_t i = 0; i < results.size(); ++i)
+    Complete(plan_->groups[group].first + static_cast<int>(i), std::move(results[i]));
+}
+
+void Batch::FailGroup(int group, const Status& status) {
+  std::vector<Result> results(plan_->groups[group].last - plan_->groups[group].first);
+  for (Result& result : results) result.status = status;
+  Finish(group, std::move(results));
+}
+
+void Batch::FailRest(const Status& status) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.ok()) failure_ = status;
+  bool any = false;
+  for (size_t g = 0; g < state_.size(); ++g) {
+    if (state_[g] != State::kFilling && state_[g] != State::kReady) continue;
+    state_[g] = State::kFailed;
+    any = true;
+    for (int i = plan_->groups[g].first; i < plan_->groups[g].last; ++i)
+      if (submitted_[i] && !completed_[i]) Complete(i, {failure_, {}, 0, {}});
+  }
+  if (any) metrics_->Update([](Metrics& m) { ++m.abandoned; });
+}
+
+}  // namespace gradred::engine

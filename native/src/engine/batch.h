@@ -1,0 +1,64 @@
+// One pass over a domain on this rank: what was submitted, and what has finished.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/metrics_store.h"
+#include "engine/plan.h"
+#include "engine/spec.h"
+
+namespace gradred::engine {
+
+// Runs `done` callbacks, one after the other, on a thread of its own.
+class Completions;
+
+// Each group goes through filling -> ready (all members submitted) -> running (handed to the data loop) -> finished; from each
+// state but the last it may fail. Any thread may call.
+class Batch {
+ public:
+  Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, Completions* completions,
+        MetricsStore* metrics);
+  ~Batch();  // an unfinished member's callback gets kInternal: nothing waits forever
+
+  const DomainSpec& spec() const { return *spec_; }
+  const DomainSpecPtr& spec_ptr() const { return spec_; }
+  const Plan& plan() const { return *plan_; }
+
+  // Keeps the submission. Returns the group that became ready, or -1. A member of a group that failed gets its error at once.
+  // Throws kInvalidArgument for a position out of range or submitted before.
+  int Submit(int position, Submission submission);
+
+  bool IsReady(int group) const;
+  // The members of a group that is ready; it is running from here on.
+  std::vector<Submission*> Take(int group);
+  // `results` in the order of the group's members.
+  void Finish(int group, std::vector<Result> results);
+  // Fails the groups that are not running nor finished; members submitted later fail alike.
+  void FailRest(const Status& status);
+  // Fails one running group.
+  void FailGroup(int group, const Status& status);
+  bool submitted_all() const;
+
+ private:
+  enum class State : uint8_t { kFilling, kReady, kRunning, kFinished, kFailed };
+  void Complete(int position, Result result);  // with mutex_ held
+
+  const DomainSpecPtr spec_;
+  const std::shared_ptr<const Plan> plan_;
+  Completions* const completions_;
+  MetricsStore* const metrics_;
+  mutable std::mutex mutex_;
+  std::vector<Submission> members_;
+  std::vector<bool> submitted_, completed_;
+  std::vector<int> missing_;  // by group: members not submitted
+  std::vector<State> state_;  // by group
+  Status failure_;
+  int not_submitted_, not_completed_;
+  Nanos last_submit_ = 0;
+};
+
+}  // namespace gradred::engine

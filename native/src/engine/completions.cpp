@@ -1,0 +1,45 @@
+#include "engine/completions.h"
+
+#include <exception>
+#include <utility>
+
+#include "base/log.h"
+
+namespace gradred::engine {
+
+Completions::~Completions() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void Completions::Post(std::function<void()> callback) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(callback));
+  }
+  wake_.notify_one();
+}
+
+void Completions::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return closing_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    std::function<void()> callback = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    try {
+      callback();
+    } catch (const std::exception& e) {
+      Log(LogLevel::kError, std::string("a completion callback threw: ") + e.what());
+    }
+    callback = nullptr;  // what it holds is freed without the lock too
+    lock.lock();
+  }
+}
+
+}  // namespace gradred::engine

@@ -1,0 +1,170 @@
+#include "engine/data_loop.h"
+
+#include <utility>
+
+namespace gradred::engine {
+
+namespace {
+constexpr Nanos kLongestSleep = 250 * kMillisecond;
+// What even a slow network moves; bounds how long a group may take before it counts as stuck.
+constexpr double kSlowestBytesPerNano = 0.01;
+}  // namespace
+
+DataLoop::DataLoop(comm::World& world, Nanos transport_timeout, MetricsStore* metrics,
+                   std::function<void(const Status&)> fail)
+    : world_(world),
+      transport_timeout_(transport_timeout),
+      metrics_(metrics),
+      fail_(std::move(fail)),
+      thread_([this] { Run(); }) {}
+
+DataLoop::~DataLoop() {
+  Stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void DataLoop::AddSet(int set_id, std::vector<int> members) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  new_sets_.emplace_back(set_id, std::move(members));
+}
+
+void DataLoop::Post(RunItem item) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    inbox_.push_back(std::move(item));
+  }
+  world_.data().bell().Ring();
+}
+
+void DataLoop::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  world_.data().bell().Ring();
+}
+
+void DataLoop::StopWith(const Status& cause) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    if (cause_.ok()) cause_ = cause;
+  }
+  world_.data().bell().Ring();
+}
+
+bool DataLoop::TakeInbox() {
+  std::vector<RunItem> items;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [id, members] : new_sets_) sets_[id].members = std::move(members);
+    new_sets_.clear();
+    items.swap(inbox_);
+  }
+  for (RunItem& item : items) sets_[item.set_id].queue.push_back(std::move(item));
+  return !items.empty();
+}
+
+void DataLoop::Begin(int id, Set* set) {
+  RunItem item = std::move(set->queue.front());
+  set->queue.pop_front();
+  set->running_batch = item.batch;
+  set->running_group = item.group;
+  if (!set->data) {
+    set->data = std::make_unique<SetData>();
+    set->data->members = set->members;
+    set->data->communicator = world_.MakeData(set->members, id);
+  }
+  if (item.someone_joined && !PlanOf(*item.spec)->groups[item.group].reduces) {
+    // Known alike on all ranks: the round said that somebody has joined.
+    const EntrySpec& entry = item.spec->entries[PlanOf(*item.spec)->groups[item.group].first];
+    if (item.batch)
+      item.batch->FailGroup(item.group, {Kind::kInvalidArgument,
+                                         std::string(OpName(entry.op)) + " of '" + entry.label +
+                                             "' is not possible while a rank has joined; only reductions are"});
+    return;
+  }
+  set->run = StartGroup(std::move(item), set->data.get(), metrics_);
+}
+
+bool DataLoop::Advance(int id, Set* set) {
+  bool moved = false;
+  if (!set->run) {
+    if (set->queue.empty()) return false;
+    Begin(id, set);
+    moved = true;
+  }
+  if (!set->run) return moved;
+  if (set->run->Poll()) {
+    const double seconds = Seconds(Now() - set->run->started);
+    metrics_->Update([seconds](Metrics& m) { m.communication_s += seconds; });
+    set->run.reset();
+    set->running_batch.reset();
+    return true;
+  }
+  const Nanos allowed = transport_timeout_ + static_cast<Nanos>(set->run->nbytes / kSlowestBytesPerNano);
+  if (Now() - set->run->started > allowed)
+    throw Error(Kind::kTransportError,
+                "a group of " + std::to_string(set->run->nbytes) + " bytes that all ranks agreed to reduce (process set " +
+                    std::to_string(id) + ") has not finished for " +
+                    std::to_string((Now() - set->run->started) / kSecond) + " s");
+  return moved;
+}
+
+void DataLoop::FailAll(const Status& cause) {
+  for (auto& [id, set] : sets_) {
+    if (set.running_batch) set.running_batch->FailGroup(set.running_group, cause);
+    set.running_batch.reset();
+    for (RunItem& item : set.queue)
+      if (item.batch) item.batch->FailGroup(item.group, cause);
+    set.queue.clear();
+    if (set.run) {  // its memory may still be in use by the transport or by peers: it is never freed
+      (void)set.run.release();
+      if (set.data) (void)set.data.release();
+    }
+  }
+}
+
+void DataLoop::Run() {
+  comm::Transport& transport = world_.data();
+  comm::Backoff backoff;
+  try {
+    for (;;) {
+      const uint32_t ticket = transport.bell().Ticket();
+      bool moved = TakeInbox(), busy = false;
+      transport.Progress();
+      for (auto& [id, set] : sets_) {
+        moved |= Advance(id, &set);
+        busy |= set.run || !set.queue.empty();
+      }
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        ThrowIfError(cause_);
+        if (stopping_ && !busy && inbox_.empty()) break;
+      }
+      if (moved) backoff.Reset();
+      else backoff.Pause(transport, ticket, kLongestSleep);
+    }
+    for (auto& [id, set] : sets_) set.data.reset();
+  } catch (...) {
+    const Status status = CurrentException();
+    Status cause;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      cause = cause_;
+    }
+    if (cause.ok()) fail_(status);
+    // The engine agrees on the first cause before it tells anybody: wait for it.
+    for (int i = 0; i < 40 && cause.ok(); ++i) {
+      transport.bell().Sleep(transport.bell().Ticket(), 50 * kMillisecond);
+      std::lock_guard<std::mutex> lock(mutex_);
+      cause = cause_;
+    }
+    TakeInbox();
+    FailAll(cause.ok() ? status : cause);
+    std::lock_guard<std::mutex> lock(mutex_);
+    inbox_.clear();
+  }
+}
+
+}  // namespace gradred::engine

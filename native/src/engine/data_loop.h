@@ -1,0 +1,61 @@
+// The thread that moves tensors: one queue of agreed groups for each process set, the heads of all of them advanced in turn.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "comm/world.h"
+#include "engine/group_run.h"
+
+namespace gradred::engine {
+
+class DataLoop {
+ public:
+  // `fail` is called on the loop's thread with what ends the engine.
+  DataLoop(comm::World& world, Nanos transport_timeout, MetricsStore* metrics,
+           std::function<void(const Status&)> fail);
+  ~DataLoop();  // Stop() before
+
+  // Any thread. The set's members are given once, before its first item.
+  void AddSet(int set_id, std::vector<int> members);
+  void Post(RunItem item);
+  // Ends the thread after what is queued (clean), or at once with everything queued failed by `cause`.
+  void Stop();
+  void StopWith(const Status& cause);
+
+ private:
+  struct Set {
+    std::vector<int> members;
+    std::unique_ptr<SetData> data;  // made by the loop on first use
+    std::deque<RunItem> queue;
+    std::unique_ptr<GroupRun> run;
+    BatchPtr running_batch;
+    int running_group = 0;
+  };
+
+  void Run();
+  bool TakeInbox();
+  bool Advance(int id, Set* set);
+  void Begin(int id, Set* set);
+  void FailAll(const Status& cause);
+
+  comm::World& world_;
+  const Nanos transport_timeout_;
+  MetricsStore* const metrics_;
+  const std::function<void(const Status&)> fail_;
+  std::mutex mutex_;
+  std::vector<RunItem> inbox_;
+  std::vector<std::pair<int, std::vector<int>>> new_sets_;
+  bool stopping_ = false;
+  Status cause_;
+  std::map<int, Set> sets_;
+  std::thread thread_;
+};
+
+}  // namespace gradred::engine

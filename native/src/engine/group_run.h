@@ -1,0 +1,46 @@
+// One group on its way through the data communicator, as a state machine polled by the data loop.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/batch.h"
+#include "engine/fusion_buffer.h"
+
+namespace gradred::engine {
+
+// What the agreed order says to run next in a process set.
+struct RunItem {
+  int set_id = 0;
+  BatchPtr batch;           // null: this rank has joined and supplies zeros
+  DomainSpecPtr spec;       // of the batch, or from the declaration of another rank
+  int group = 0;
+  bool someone_joined = false;
+};
+
+// The data side of a process set: its communicator and memory. Belongs to the data loop.
+struct SetData {
+  std::vector<int> members;  // world ranks
+  std::unique_ptr<comm::Communicator> communicator;
+  FusionBuffer buffer;
+  int RankInSet(int world_rank) const;  // -1: no member
+};
+
+class GroupRun {
+ public:
+  virtual ~GroupRun() = default;
+  // True once finished: the batch's members have been completed. Throws for errors that end the engine.
+  virtual bool Poll() = 0;
+  Nanos started = Now();
+  int64_t nbytes = 0;
+};
+
+// A group of allreduces: pack, reduce in place, unpack. Any other group: its entries one after the other.
+std::unique_ptr<GroupRun> StartGroup(RunItem item, SetData* set, MetricsStore* metrics);
+
+std::unique_ptr<GroupRun> StartReduceRun(RunItem item, SetData* set, MetricsStore* metrics);    // reduce_run.cpp
+std::unique_ptr<GroupRun> StartExchangeRun(RunItem item, SetData* set, MetricsStore* metrics);  // exchange_run.cpp
+
+}  // namespace gradred::engine

@@ -1,0 +1,212 @@
+#include "engine/set_control.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace gradred::engine {
+
+namespace {
+
+core::NegotiatorOptions OptionsFor(const std::vector<int>& members, comm::World& world, bool timer) {
+  core::NegotiatorOptions options;
+  const auto me = std::lower_bound(members.begin(), members.end(), world.topology().rank);
+  options.rank = static_cast<int>(me - members.begin());
+  options.size = static_cast<int>(members.size());
+  options.world_ranks = members;
+  options.key = world.nonce();
+  options.timer = timer;
+  return options;
+}
+
+}  // namespace
+
+SetControl::SetControl(int id, std::vector<int> members, comm::World& world, bool timer, DataLoop* data)
+    : id_(id),
+      members_(std::move(members)),
+      data_(data),
+      control_(world.MakeControl(members_, id)),
+      negotiator_(OptionsFor(members_, world, timer)) {}
+
+void SetControl::Open(const BatchPtr& batch) {
+  Queue& queue = queues_[batch->spec().name];
+  queue.batches.push_back(batch);
+  queue.abandoned.emplace_back();
+  if (queue.batches.size() == 1) BeginFirst(&queue);
+}
+
+void SetControl::BeginFirst(Queue* queue) {
+  const BatchPtr batch = queue->batches.front();
+  const std::string domain = batch->spec().name;
+  const int groups = static_cast<int>(batch->plan().groups.size());
+  queue->begun = true;
+  queue->groups_left = groups;
+  queue->ready_since.assign(groups, 0);
+  Step(core::Begin{batch->plan().declaration});
+  // Step may have failed the batch at once and erased its queue, so look it up again each time.
+  for (int g = 0; g < groups; ++g) {
+    const auto at = queues_.find(domain);
+    if (at == queues_.end() || at->second.batches.front() != batch) return;
+    if (batch->IsReady(g)) ReportReady(&at->second, g);
+  }
+  const auto at = queues_.find(domain);
+  if (at == queues_.end() || at->second.batches.front() != batch) return;
+  if (const std::optional<std::string> reason = at->second.abandoned.front())
+    Step(core::Abandon{domain, *reason});
+}
+
+void SetControl::ReportReady(Queue* queue, int group) {
+  if (queue->ready_since[group] != 0) return;
+  queue->ready_since[group] = Now();
+  Step(core::Ready{queue->batches.front()->spec().name, group});
+}
+
+void SetControl::GroupReady(const BatchPtr& batch, int group) {
+  const auto at = queues_.find(batch->spec().name);
+  // Of a batch that waits behind another, BeginFirst finds the ready groups itself.
+  if (at == queues_.end() || at->second.batches.front() != batch || !at->second.begun) return;
+  ReportReady(&at->second, group);
+}
+
+void SetControl::Abandon(const BatchPtr& batch, const std::string& reason) {
+  const auto at = queues_.find(batch->spec().name);
+  if (at == queues_.end()) return;  // ended already
+  Queue& queue = at->second;
+  for (size_t i = 0; i < queue.batches.size(); ++i) {
+    if (queue.batches[i] != batch || queue.abandoned[i]) continue;
+    queue.abandoned[i] = reason;
+    if (i == 0 && queue.begun) Step(core::Abandon{batch->spec().name, reason});
+    return;
+  }
+}
+
+void SetControl::Join(std::function<void(int)> done) {
+  joined_ = std::move(done);
+  Step(core::Join{});
+}
+
+void SetControl::Shutdown(const std::string& reason) { Step(core::Shutdown{reason}); }
+
+void SetControl::EndFirst(const std::string& domain) {
+  const auto at = queues_.find(domain);
+  Queue& queue = at->second;
+  queue.batches.pop_front();
+  queue.abandoned.pop_front();
+  queue.begun = false;
+  if (queue.batches.empty()) queues_.erase(at);
+  else BeginFirst(&queue);
+}
+
+// Steps may nest: performing an action may begin the next batch. Actions are performed in the order they were asked for.
+void SetControl::Step(const core::Event& event) {
+  negotiator_.Step(event, Now(), &actions_);
+  if (performing_) return;
+  performing_ = true;
+  for (size_t i = 0; i < actions_.size(); ++i) {
+    const core::Action action = std::move(actions_[i]);
+    Perform(action);
+  }
+  actions_.clear();
+  performing_ = false;
+}
+
+void SetControl::Perform(const core::Action& action) {
+  if (const auto* start = std::get_if<core::StartRound>(&action)) {
+    word_count_ = start->words.size();
+    const int64_t nbytes = static_cast<int64_t>(word_count_ * sizeof(uint64_t));
+    if (!words_ || words_->nbytes() < reduce::AlignUp(nbytes)) words_ = control_->Alloc(2 * reduce::AlignUp(nbytes));
+    std::memcpy(words_->data(), start->words.data(), nbytes);
+    const reduce::Section section{0, nbytes, DType::kUint8, reduce::ReduceOp::kBitAnd};
+    round_ = control_->AllReduce(*words_, 0, std::make_shared<const reduce::Layout>(std::vector{section}));
+  } else if (const auto* start = std::get_if<core::StartUnion>(&action)) {
+    blob_ = start->blob;
+    union_ = control_->Union(&blob_, &core::Negotiator::Merge);
+  } else if (const auto* run = std::get_if<core::Run>(&action)) {
+    RunItem item;
+    item.set_id = id_;
+    item.group = run->group;
+    item.someone_joined = run->someone_joined;
+    if (run->mine) {
+      Queue& queue = queues_.at(run->declaration->name);
+      item.batch = queue.batches.front();
+      item.spec = item.batch->spec_ptr();
+      queue.ready_since[run->group] = -1;
+      data_->Post(std::move(item));
+      if (--queue.groups_left == 0) EndFirst(run->declaration->name);
+    } else {
+      item.spec = Deserialize(run->declaration->payload);
+      data_->Post(std::move(item));
+    }
+  } else if (const auto* fail = std::get_if<core::Fail>(&action)) {
+    const auto at = queues_.find(fail->domain);
+    if (at == queues_.end()) return;
+    at->second.batches.front()->FailRest(fail->status);
+    EndFirst(fail->domain);
+  } else if (const auto* joined = std::get_if<core::AllJoined>(&action)) {
+    if (joined_) joined_(members_[joined->last_rank]);
+    joined_ = nullptr;
+  } else if (std::get_if<core::AllShutDown>(&action)) {
+    shut_down_ = true;
+  }
+}
+
+bool SetControl::Poll(Nanos now) {
+  bool any = false;
+  if (round_ && round_->Poll()) {
+    ThrowIfError(round_->status());
+    round_.reset();
+    core::RoundDone done;
+    done.words.resize(word_count_);
+    std::memcpy(done.words.data(), words_->data(), word_count_ * sizeof(uint64_t));
+    Step(done);
+    any = true;
+  }
+  if (union_ && union_->Poll()) {
+    ThrowIfError(union_->status());
+    union_.reset();
+    Step(core::UnionDone{blob_});
+    any = true;
+  }
+  if (now >= NextWake()) {
+    Step(core::Tick{});
+    any = true;
+  }
+  return any;
+}
+
+void SetControl::FailAll(const Status& cause) {
+  for (auto& [domain, queue] : queues_)
+    for (const BatchPtr& batch : queue.batches) batch->FailRest(cause);
+  queues_.clear();
+  // Unfinished operations may still use their memory: it is never freed.
+  (void)words_.release();
+  (void)round_.release();
+  (void)union_.release();
+  (void)control_.release();
+}
+
+std::vector<SetControl::Waiting> SetControl::WaitingGroups() const {
+  std::vector<Waiting> all;
+  for (const auto& [domain, queue] : queues_) {
+    int oldest = -1;
+    for (size_t g = 0; g < queue.ready_since.size(); ++g)
+      if (queue.ready_since[g] > 0 && (oldest < 0 || queue.ready_since[g] < queue.ready_since[oldest]))
+        oldest = static_cast<int>(g);
+    if (oldest < 0) continue;
+    Waiting waiting{domain, oldest, queue.ready_since[oldest], ""};
+    const Batch& batch = *queue.batches.front();
+    const GroupPlan& group = batch.plan().groups[oldest];
+    for (int i = group.first; i < group.last; ++i) {
+      if (i - group.first == 5) {
+        waiting.tensors += " and " + std::to_string(group.last - i) + " more";
+        break;
+      }
+      waiting.tensors += (i > group.first ? ", '" : "'") + batch.spec().entries[i].label + "'";
+    }
+    all.push_back(std::move(waiting));
+  }
+  std::sort(all.begin(), all.end(), [](const Waiting& a, const Waiting& b) { return a.since < b.since; });
+  return all;
+}
+
+}  // namespace gradred::engine

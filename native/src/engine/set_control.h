@@ -1,0 +1,80 @@
+// The control side of one process set: feeds its negotiator and performs what it asks. Belongs to the control thread.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+#include "core/negotiator.h"
+#include "engine/batch.h"
+#include "engine/data_loop.h"
+
+namespace gradred::engine {
+
+class SetControl {
+ public:
+  SetControl(int id, std::vector<int> members, comm::World& world, bool timer, DataLoop* data);
+
+  void Open(const BatchPtr& batch);
+  void GroupReady(const BatchPtr& batch, int group);
+  void Abandon(const BatchPtr& batch, const std::string& reason);
+  void Join(std::function<void(int last_rank)> done);
+  void Shutdown(const std::string& reason);
+
+  // Polls the round or union in progress and the timer. True if something happened. Throws what ends the engine.
+  bool Poll(Nanos now);
+  Nanos NextWake() const { return negotiator_.NextWake(); }
+  bool shut_down() const { return shut_down_; }
+  void FailAll(const Status& cause);
+
+  // For stall reports. Groups that are complete here and have waited since `since` or longer, the oldest of each domain.
+  struct Waiting {
+    std::string domain;
+    int group = 0;
+    Nanos since = 0;
+    std::string tensors;  // labels of the group's entries
+  };
+  std::vector<Waiting> WaitingGroups() const;
+  bool Lacks(const std::string& domain, int group) const { return negotiator_.Lacks(domain, group); }
+  const core::NegotiatorCounters& counters() const { return negotiator_.counters(); }
+  const std::vector<int>& members() const { return members_; }
+  int id() const { return id_; }
+
+ private:
+  // Batches of one domain in the order of Open; the negotiator knows the first.
+  struct Queue {
+    std::deque<BatchPtr> batches;
+    std::deque<std::optional<std::string>> abandoned;  // reason, where given up before it started
+    bool begun = false;
+    int groups_left = 0;
+    std::vector<Nanos> ready_since;  // by group; 0: not reported ready, -1: has run
+  };
+
+  void Step(const core::Event& event);
+  void Perform(const core::Action& action);
+  void BeginFirst(Queue* queue);
+  void ReportReady(Queue* queue, int group);
+  void EndFirst(const std::string& domain);
+
+  const int id_;
+  const std::vector<int> members_;
+  DataLoop* const data_;
+  std::unique_ptr<comm::Communicator> control_;
+  core::Negotiator negotiator_;
+  std::map<std::string, Queue> queues_;
+  comm::SegmentPtr words_;
+  size_t word_count_ = 0;
+  comm::WorkPtr round_, union_;
+  std::string blob_;
+  std::vector<core::Action> actions_;
+  bool performing_ = false;
+  std::function<void(int)> joined_;
+  bool shut_down_ = false;
+};
+
+}  // namespace gradred::engine

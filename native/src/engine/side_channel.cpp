@@ -1,0 +1,104 @@
+#include "engine/side_channel.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+
+namespace gradred::engine {
+namespace {
+
+enum class What : uint8_t { kAbort, kQuestion, kAnswer };
+constexpr size_t kLongestText = 2000;  // a datagram holds it
+
+std::string Shortened(const std::string& text) {
+  return text.size() <= kLongestText ? text : text.substr(0, kLongestText) + "...";
+}
+
+}  // namespace
+
+// Every message starts with (what, root, lost_rank); messages to all are forwarded by whoever gets them.
+void SideChannel::Spread(const std::string& bytes, int root, int lost_rank) {
+  const int n = transport_.size();
+  std::vector<int> ranks;  // from the root on, in a circle
+  for (int i = 0; i < n; ++i)
+    if (const int r = (root + i) % n; r != lost_rank) ranks.push_back(r);
+  const auto me = std::find(ranks.begin(), ranks.end(), transport_.rank());
+  if (me == ranks.end()) return;
+  const size_t index = me - ranks.begin();
+  size_t reach = 1;
+  while (reach <= index) reach *= 2;
+  for (; index + reach < ranks.size(); reach *= 2) transport_.Post(ranks[index + reach], bytes);
+}
+
+void SideChannel::Announce(const AbortNotice& notice, int lost_rank) {
+  Writer out;
+  out.Put(What::kAbort);
+  out.Put<int32_t>(transport_.rank());
+  out.Put<int32_t>(lost_rank);
+  out.Put<int32_t>(notice.origin);
+  out.Put(notice.kind);
+  out.PutString(Shortened(notice.text));
+  Spread(out.Take(), transport_.rank(), lost_rank);
+}
+
+void SideChannel::Ask(const WhoLacks& question) {
+  Writer out;
+  out.Put(What::kQuestion);
+  out.Put<int32_t>(question.asker);
+  out.Put<int32_t>(-1);
+  out.Put<int32_t>(question.set_id);
+  out.Put<int32_t>(question.group);
+  out.PutString(Shortened(question.domain));
+  Spread(out.Take(), question.asker, -1);
+}
+
+void SideChannel::Answer(int asker, const ILack& answer) {
+  Writer out;
+  out.Put(What::kAnswer);
+  out.Put<int32_t>(answer.rank);
+  out.Put<int32_t>(-1);
+  out.Put<int32_t>(answer.set_id);
+  out.Put<int32_t>(answer.group);
+  out.PutString(Shortened(answer.domain));
+  out.PutString(Shortened(answer.oldest).substr(0, 1000));
+  transport_.Post(asker, out.Take());
+}
+
+bool SideChannel::Poll(const Handlers& handlers) {
+  bool any = false;
+  transport_.Progress();
+  comm::Message message;
+  while (transport_.TakePosted(&message)) {
+    any = true;
+    Reader in(message.bytes);
+    const What what = in.Get<What>();
+    const int root = in.Get<int32_t>(), lost_rank = in.Get<int32_t>();
+    if (what == What::kAbort) {
+      Spread(message.bytes, root, lost_rank);
+      AbortNotice notice;
+      notice.origin = in.Get<int32_t>();
+      notice.kind = in.Get<Kind>();
+      notice.text = in.GetString();
+      handlers.abort(notice);
+    } else if (what == What::kQuestion) {
+      Spread(message.bytes, root, lost_rank);
+      WhoLacks question;
+      question.asker = root;
+      question.set_id = in.Get<int32_t>();
+      question.group = in.Get<int32_t>();
+      question.domain = in.GetString();
+      handlers.question(question);
+    } else {
+      ILack answer;
+      answer.rank = root;
+      answer.set_id = in.Get<int32_t>();
+      answer.group = in.Get<int32_t>();
+      answer.domain = in.GetString();
+      answer.oldest = in.GetString();
+      handlers.answer(answer);
+    }
+  }
+  return any;
+}
+
+}  // namespace gradred::engine

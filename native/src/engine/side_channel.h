@@ -1,0 +1,52 @@
+// Aborts and stall questions travel here, never by rounds. Used by the control thread.
+#pragma once
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/transport.h"
+
+namespace gradred::engine {
+
+struct AbortNotice {
+  int origin = 0;  // rank that saw the fault
+  Kind kind = Kind::kInternal;
+  std::string text;
+};
+
+struct WhoLacks {
+  int asker = 0, set_id = 0, group = 0;
+  std::string domain;
+};
+
+struct ILack {
+  int rank = 0, set_id = 0, group = 0;
+  std::string domain;
+  std::string oldest;  // what that rank waits for itself, with its age; empty: nothing
+};
+
+class SideChannel {
+ public:
+  explicit SideChannel(comm::Transport& transport) : transport_(transport) {}
+
+  // To all ranks, along a binomial tree from here: log2(ranks) sends a rank. A rank known to be dead is left out of the tree.
+  void Announce(const AbortNotice& notice, int lost_rank);
+  void Ask(const WhoLacks& question);
+  void Answer(int asker, const ILack& answer);
+
+  struct Handlers {
+    std::function<void(const AbortNotice&)> abort;
+    std::function<void(const WhoLacks&)> question;
+    std::function<void(const ILack&)> answer;
+  };
+  // Takes what has arrived and forwards it down the tree. True if something came.
+  bool Poll(const Handlers& handlers);
+
+ private:
+  void Spread(const std::string& bytes, int root, int lost_rank);
+  comm::Transport& transport_;
+};
+
+}  // namespace gradred::engine

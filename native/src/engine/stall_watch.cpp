@@ -1,0 +1,111 @@
+#include "engine/stall_watch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace gradred::engine {
+namespace {
+
+// The question goes out this long before the limit, so that the answers are there when it passes.
+constexpr Nanos kAhead = 400 * kMillisecond;
+
+std::string ForSeconds(Nanos t) {
+  const int64_t tenths = t / (100 * kMillisecond);
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
+}  // namespace
+
+std::string StallWatch::Describe(const SetControl& set, const SetControl::Waiting& waiting,
+                                 const Stall& stall, Nanos now) const {
+  std::string text = "rank " + std::to_string(rank_) + " has waited " + ForSeconds(now - waiting.since) + " for " +
+                     waiting.tensors + " (group " + std::to_string(waiting.group) + " of '" + waiting.domain +
+                     "', process set " + std::to_string(set.id()) + "): ";
+  if (stall.lacking.empty()) return text + "no rank answered that it lacks them";
+  text += stall.lacking.size() == 1 ? "not submitted by rank " : "not submitted by ranks ";
+  bool first = true;
+  for (const auto& [rank, oldest] : stall.lacking) {
+    text += (first ? "" : ", ") + std::to_string(rank);
+    if (!oldest.empty()) text += " (which waits for " + oldest + ")";
+    first = false;
+  }
+  return text;
+}
+
+std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now) {
+  if (warn_ == 0 && fail_ == 0) return std::nullopt;
+  std::map<Key, Stall> still;
+  std::optional<Status> failure;
+  for (const auto& set : sets) {
+    for (const SetControl::Waiting& waiting : set->WaitingGroups()) {
+      const Key key{set->id(), waiting.domain};
+      Stall& stall = still[key];
+      const auto old = stalls_.find(key);
+      if (old != stalls_.end() && old->second.group == waiting.group && old->second.since == waiting.since)
+        stall = std::move(old->second);
+      stall.group = waiting.group;
+      stall.since = waiting.since;
+      const Nanos age = now - waiting.since;
+      const auto ask = [&](bool* asked) {
+        if (*asked) return;
+        *asked = true;
+        if (stall.asked_by_peer) return;
+        stall.lacking.clear();
+        side_->Ask({rank_, set->id(), waiting.group, waiting.domain});
+      };
+      if (warn_ > 0 && age >= warn_ - kAhead) ask(&stall.asked_warn);
+      if (fail_ > 0 && age >= fail_ - kAhead) ask(&stall.asked_fail);
+      if (warn_ > 0 && age >= warn_ && !stall.warned) {
+        stall.warned = true;
+        if (!stall.asked_by_peer) Log(LogLevel::kWarning, "stall: " + Describe(*set, waiting, stall, now));
+        stall.asked_by_peer = false;
+      }
+      if (fail_ > 0 && age >= fail_ && !failure)
+        failure = Status(Kind::kTimeout, Describe(*set, waiting, stall, now) + "; the stall limit is " +
+                                             ForSeconds(fail_));
+    }
+  }
+  stalls_ = std::move(still);
+  return failure;
+}
+
+Nanos StallWatch::NextWake(const std::vector<std::unique_ptr<SetControl>>& sets) const {
+  Nanos next = kForever;
+  if (warn_ == 0 && fail_ == 0) return next;
+  for (const auto& set : sets)
+    for (const SetControl::Waiting& waiting : set->WaitingGroups())
+      for (Nanos limit : {warn_ - kAhead, warn_, fail_ - kAhead, fail_})
+        if (limit > 0 && waiting.since + limit > Now()) next = std::min(next, waiting.since + limit);
+  return next;
+}
+
+void StallWatch::OnQuestion(const WhoLacks& question, const std::vector<std::unique_ptr<SetControl>>& sets,
+                            Nanos now) {
+  for (const auto& set : sets) {
+    if (set->id() != question.set_id) continue;
+    if (!set->Lacks(question.domain, question.group)) {
+      // Somebody else asks for what we wait for: one report is enough.
+      const auto stall = stalls_.find({question.set_id, question.domain});
+      if (stall != stalls_.end() && !stall->second.asked_warn && !stall->second.asked_fail)
+        stall->second.asked_by_peer = true;
+      return;
+    }
+    std::string oldest;
+    for (const auto& other : sets)
+      for (const SetControl::Waiting& waiting : other->WaitingGroups()) {
+        if (oldest.empty()) oldest = waiting.tensors + " for " + ForSeconds(now - waiting.since);
+        break;
+      }
+    side_->Answer(question.asker, {rank_, question.set_id, question.group, question.domain, oldest});
+  }
+}
+
+void StallWatch::OnAnswer(const ILack& answer) {
+  const auto stall = stalls_.find({answer.set_id, answer.domain});
+  if (stall != stalls_.end() && stall->second.group == answer.group)
+    stall->second.lacking[answer.rank] = answer.oldest;
+}
+
+}  // namespace gradred::engine
