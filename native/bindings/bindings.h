@@ -1,0 +1,63 @@
+// The Python module gradred._core. Native threads never touch a Python object: what Python owns
+// (inputs of a pending batch) is kept and freed by Python's threads, and log lines leave through a
+// queue.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/status.h"
+#include "comm/world.h"
+#include "engine/engine.h"
+
+namespace gradred::bindings {
+
+namespace py = pybind11;
+
+// One a source file.
+void BindErrors();
+void BindLog(py::module_& m);
+void BindArrays(py::module_& m);
+void BindWorld(py::module_& m);
+void BindEngine(py::module_& m);
+void BindHandle(py::module_& m);
+void BindLeave(py::module_& m);
+
+// How long a wait stays away from Python before it looks for signals.
+constexpr std::chrono::milliseconds kSignalSlice{100};
+
+// Holding the GIL: runs the handlers of signals that came meanwhile; throws what they raise
+// (KeyboardInterrupt).
+inline void CheckSignals() {
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// Runs `function` on a thread of its own and waits for it without the GIL, so that
+// KeyboardInterrupt gets through; the thread then goes on by itself. `function` owns all it uses
+// and touches no Python object.
+template <class Function>
+auto RunInterruptible(Function function) -> decltype(function()) {
+  std::packaged_task<decltype(function())()> task(std::move(function));
+  auto future = task.get_future();
+  std::thread(std::move(task)).detach();
+  for (;;) {
+    {
+      py::gil_scoped_release release;
+      if (future.wait_for(kSignalSlice) == std::future_status::ready) break;
+    }
+    CheckSignals();
+  }
+  return future.get();
+}
+
+// A spec from Python's values, see _core.pyi. Throws kInvalidArgument for a name that is not known.
+engine::DomainSpecPtr MakeSpec(const std::string& name, int process_set, const py::list& entries,
+                               std::vector<int> group_ends);
+
+}  // namespace gradred::bindings

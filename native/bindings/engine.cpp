@@ -1,0 +1,156 @@
+// The process's engine as functions.
+#include "engine/engine.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+
+namespace gradred::bindings {
+namespace {
+
+// The enumerator whose name is `text`, out of the first `count`.
+template <class Enum>
+Enum FromName(const std::string& text, const char* (*name)(Enum), int count, const char* what) {
+  std::string known;
+  for (int i = 0; i < count; ++i) {
+    const Enum value = static_cast<Enum>(i);
+    if (text == name(value)) return value;
+    known += (i > 0 ? ", " : "") + std::string(name(value));
+  }
+  throw Error(Kind::kInvalidArgument,
+              std::string(what) + " '" + text + "': expected one of " + known);
+}
+
+engine::EntrySpec MakeEntry(const py::dict& d) {
+  engine::EntrySpec e;
+  e.label = d["label"].cast<std::string>();
+  e.op = FromName<engine::Op>(d["op"].cast<std::string>(), &engine::OpName,
+                              static_cast<int>(engine::Op::kBarrier) + 1, "operation");
+  e.reduce_op =
+      FromName<reduce::ReduceOp>(d["reduce_op"].cast<std::string>(), &reduce::ReduceOpName,
+                                 static_cast<int>(reduce::ReduceOp::kAverage) + 1, "reduction");
+  e.dtype = FromName<DType>(d["dtype"].cast<std::string>(), &DTypeName, kDTypeCount, "dtype");
+  e.wire = FromName<DType>(d["wire"].cast<std::string>(), &DTypeName, kDTypeCount, "wire dtype");
+  e.shape = d["shape"].cast<engine::Shape>();
+  e.prescale = d["prescale"].cast<double>();
+  e.postscale = d["postscale"].cast<double>();
+  e.root = d["root"].cast<int>();
+  return e;
+}
+
+py::dict MetricsDict(const engine::Metrics& m) {
+  py::dict d;
+  d["batches"] = m.batches;
+  d["groups"] = m.groups;
+  d["entries"] = m.entries;
+  d["bytes"] = m.bytes;
+  d["rounds"] = m.rounds;
+  d["empty_rounds"] = m.empty_rounds;
+  d["unions"] = m.unions;
+  d["non_finite"] = m.non_finite;
+  d["saturated"] = m.saturated;
+  d["partly_absent"] = m.partly_absent;
+  d["abandoned"] = m.abandoned;
+  d["wait_s"] = m.wait_s;
+  d["last_wait_s"] = m.last_wait_s;
+  d["communication_s"] = m.communication_s;
+  d["fusion_buffer_nbytes"] = m.fusion_buffer_nbytes;
+  return d;
+}
+
+Kind KindFromName(const std::string& name) {
+  for (int k = 0; k <= static_cast<int>(Kind::kInternal); ++k) {
+    if (name == KindName(static_cast<Kind>(k))) return static_cast<Kind>(k);
+  }
+  throw Error(Kind::kInvalidArgument, "kind of error '" + name + "'");
+}
+
+// Lets go of the engine. Its destructor joins threads, so not under the GIL.
+void Drop() {
+  py::gil_scoped_release release;
+  engine::SetGlobal(nullptr);
+}
+
+void Shutdown(const std::string& reason) {
+  RunInterruptible([engine = engine::Global(), reason] { engine->Shutdown(reason); });
+  Drop();
+}
+
+py::object Failure() {
+  const auto engine = engine::GlobalOrNull();
+  if (!engine) return py::none();
+  const Status status = engine->failure();
+  if (status.ok()) return py::none();
+  return py::make_tuple(KindName(status.kind()), status.message());
+}
+
+void BindTopology(py::module_& m) {
+  m.def("rank", [] { return engine::Global()->topology().rank; });
+  m.def("size", [] { return engine::Global()->topology().size; });
+  m.def("local_rank", [] { return engine::Global()->topology().local_rank; });
+  m.def("local_size", [] { return engine::Global()->topology().local_size; });
+  m.def("cross_rank", [] { return engine::Global()->topology().cross_rank; });
+  m.def("cross_size", [] { return engine::Global()->topology().cross_size; });
+  m.def("is_homogeneous", [] { return engine::Global()->topology().homogeneous; });
+  m.def("node_of", [] { return engine::Global()->topology().node_of; });
+}
+
+}  // namespace
+
+engine::DomainSpecPtr MakeSpec(const std::string& name, int process_set, const py::list& entries,
+                               std::vector<int> group_ends) {
+  auto spec = std::make_shared<engine::DomainSpec>();
+  spec->name = name;
+  spec->process_set = process_set;
+  for (const py::handle entry : entries) spec->entries.push_back(MakeEntry(entry.cast<py::dict>()));
+  spec->group_ends = std::move(group_ends);
+  return spec;
+}
+
+void BindEngine(py::module_& m) {
+  m.def("is_initialized", [] { return engine::GlobalOrNull() != nullptr; });
+  m.def("shutdown", &Shutdown, py::arg("reason"));
+  m.def("drop", &Drop);
+  m.def("failure", &Failure);
+  m.def(
+      "abort",
+      [](const std::string& kind, const std::string& message) {
+        const Status cause(KindFromName(kind), message);
+        const auto engine = engine::Global();
+        py::gil_scoped_release release;
+        engine->Abort(cause);
+      },
+      py::arg("kind"), py::arg("message"));
+
+  BindTopology(m);
+  m.def("describe", [] { return engine::Global()->world().Describe(); });
+  m.def("nonce", [] { return engine::Global()->world().nonce(); });
+  m.def("metrics", [] { return MetricsDict(engine::Global()->metrics()); });
+  m.def(
+      "plan", [](const std::string& domain) { return engine::Global()->DescribePlan(domain); },
+      py::arg("domain"));
+
+  m.def(
+      "register_spec",
+      [](const std::string& name, int process_set, const py::list& entries,
+         std::vector<int> group_ends) {
+        engine::RegisterSpec(MakeSpec(name, process_set, entries, std::move(group_ends)));
+      },
+      py::arg("name"), py::arg("process_set"), py::arg("entries"), py::arg("group_ends"));
+
+  m.def(
+      "add_process_set",
+      [](std::vector<int> ranks) {
+        return RunInterruptible([engine = engine::Global(), ranks = std::move(ranks)] {
+          return engine->AddProcessSet(ranks);
+        });
+      },
+      py::arg("ranks"));
+  m.def(
+      "process_set_ranks", [](int id) { return engine::Global()->ProcessSetRanks(id); },
+      py::arg("id"));
+  m.def("join",
+        [] { return RunInterruptible([engine = engine::Global()] { return engine->Join(); }); });
+}
+
+}  // namespace gradred::bindings

@@ -1,0 +1,247 @@
+// Batches of the neutral API: arrays in, fresh arrays out.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <vector>
+
+#include "arrays.h"
+#include "base/clock.h"
+#include "bindings.h"
+
+namespace gradred::bindings {
+namespace {
+
+using engine::DomainSpecPtr;
+using engine::EntrySpec;
+using engine::Op;
+
+// What the engine's threads write of a batch in flight. No Python object in it: the last owner may
+// be any thread.
+struct Flight {
+  explicit Flight(size_t entries) : left(entries), results(entries), outputs(entries) {}
+  std::mutex mutex;
+  std::condition_variable finished;
+  size_t left;
+  std::vector<engine::Result> results;
+  std::vector<std::shared_ptr<Buffer>> outputs;
+
+  bool Done() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return left == 0;
+  }
+};
+using FlightPtr = std::shared_ptr<Flight>;
+
+// Inputs whose handle went away before the engine was done with them; freed, under the GIL, when a
+// later batch starts.
+struct Orphan {
+  FlightPtr flight;
+  std::vector<py::object> inputs;
+};
+std::vector<Orphan>& Orphans() {
+  static auto* orphans =
+      new std::vector<Orphan>;  // never destroyed: the interpreter may be gone by then
+  return *orphans;
+}
+void FreeOrphans() {
+  std::vector<Orphan> before = std::move(Orphans());
+  Orphans().clear();
+  for (Orphan& orphan : before) {
+    if (!orphan.flight->Done()) Orphans().push_back(std::move(orphan));
+  }
+  // Freeing the others may run Python code, which may start batches: only now, when the list is
+  // whole again.
+}
+
+int64_t CountOf(const engine::Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t n : shape) count *= n;
+  return count;
+}
+
+bool OutputKnown(Op op) { return op == Op::kAllReduce || op == Op::kBroadcast; }
+
+// Memory of an input; throws kInvalidArgument when it does not fit its entry.
+const void* InputData(const EntrySpec& entry, const py::object& input) {
+  const std::string where = std::string(engine::OpName(entry.op)) + " of '" + entry.label + "': ";
+  if (!py::isinstance<py::array>(input))
+    throw Error(Kind::kInvalidArgument, where + "expected a NumPy array");
+  const auto array = py::reinterpret_borrow<py::array>(input);
+  if ((array.flags() & py::array::c_style) == 0) {
+    throw Error(Kind::kInvalidArgument, where + "expected a C-contiguous array");
+  }
+  const int64_t expected = CountOf(entry.shape) * DTypeSize(entry.dtype);
+  if (array.nbytes() != expected) {
+    throw Error(Kind::kInvalidArgument, where + "expected " + std::to_string(expected) +
+                                            " bytes, got " + std::to_string(array.nbytes()));
+  }
+  return array.data();
+}
+
+class Handle {
+ public:
+  Handle(DomainSpecPtr spec, std::vector<py::object> inputs,
+         std::vector<std::vector<int64_t>> splits)
+      : spec_(std::move(spec)),
+        inputs_(std::move(inputs)),
+        flight_(std::make_shared<Flight>(spec_->entries.size())) {
+    if (inputs_.size() != spec_->entries.size()) {
+      throw Error(Kind::kInvalidArgument, "'" + spec_->name + "': expected " +
+                                              std::to_string(spec_->entries.size()) +
+                                              " inputs, got " + std::to_string(inputs_.size()));
+    }
+    submissions_.resize(inputs_.size());
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      Prepare(i, &submissions_[i]);
+      if (i < splits.size()) submissions_[i].splits = std::move(splits[i]);
+    }
+  }
+
+  // Gives the batch to the engine; does not wait. Once.
+  void Launch() {
+    const auto engine = engine::Global();
+    engine_ = engine;
+    py::gil_scoped_release release;
+    batch_ = engine->Open(spec_);
+    launched_ = true;
+    for (size_t i = 0; i < submissions_.size(); ++i) {
+      engine->Submit(batch_, static_cast<int>(i), std::move(submissions_[i]));
+    }
+    submissions_.clear();
+  }
+
+  ~Handle() {
+    if (launched_ && !flight_->Done()) Orphans().push_back({flight_, std::move(inputs_)});
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  bool Done() const { return flight_->Done(); }
+
+  // Holding the GIL. Throws the first entry's error, kTimeout after `timeout_s`, and what a signal
+  // handler raises.
+  py::list Wait(std::optional<double> timeout_s) {
+    const Nanos deadline =
+        timeout_s && *timeout_s < 1e9 ? Now() + static_cast<Nanos>(*timeout_s * kSecond) : kForever;
+    for (;;) {
+      const std::chrono::nanoseconds slice = std::min<std::chrono::nanoseconds>(
+          kSignalSlice, std::chrono::nanoseconds(deadline - Now()));
+      bool done;
+      {
+        py::gil_scoped_release release;
+        std::unique_lock<std::mutex> lock(flight_->mutex);
+        done = flight_->finished.wait_for(lock, slice, [this] { return flight_->left == 0; });
+      }
+      if (done) break;
+      CheckSignals();
+      if (Now() >= deadline) {
+        throw Error(Kind::kTimeout, "'" + spec_->name + "' is not finished after " +
+                                        std::to_string(*timeout_s) +
+                                        " s; it goes on, wait again for its results");
+      }
+    }
+    inputs_.clear();
+    for (const engine::Result& result : flight_->results) ThrowIfError(result.status);
+    py::list results;
+    for (size_t i = 0; i < flight_->results.size(); ++i) results.append(Output(i));
+    return results;
+  }
+
+  void Abandon(const std::string& reason) {
+    const auto engine = engine_.lock();
+    if (!engine || !batch_) return;
+    py::gil_scoped_release release;
+    engine->Abandon(batch_, reason);
+  }
+
+ private:
+  void Prepare(size_t i, engine::Submission* submission) {
+    const EntrySpec& entry = spec_->entries[i];
+    submission->absent = inputs_[i].is_none() && entry.op != Op::kBarrier;
+    if (!inputs_[i].is_none()) submission->input = InputData(entry, inputs_[i]);
+    if (OutputKnown(entry.op)) {
+      const int64_t nbytes = CountOf(entry.shape) * DTypeSize(entry.dtype);
+      flight_->outputs[i] = Buffer::Make(nbytes);
+      if (!flight_->outputs[i]) {
+        throw Error(Kind::kInvalidArgument, "'" + entry.label + "': no memory for a result of " +
+                                                std::to_string(nbytes) + " bytes");
+      }
+      submission->output = flight_->outputs[i]->data();
+    } else if (entry.op != Op::kBarrier) {
+      submission->allocate = [flight = flight_, i,
+                              itemsize = DTypeSize(entry.dtype)](const engine::Shape& shape) {
+        flight->outputs[i] = Buffer::Make(CountOf(shape) * itemsize);
+        return flight->outputs[i] ? flight->outputs[i]->data() : nullptr;
+      };
+    }
+    submission->done = [flight = flight_, i](const engine::Result& result) {
+      std::lock_guard<std::mutex> lock(flight->mutex);
+      flight->results[i] = result;
+      if (--flight->left == 0) flight->finished.notify_all();
+    };
+  }
+
+  py::tuple Output(size_t i) const {
+    const engine::Result& result = flight_->results[i];
+    py::object array = py::none();
+    if (flight_->outputs[i]) {
+      const EntrySpec& entry = spec_->entries[i];
+      array = WrapBuffer(flight_->outputs[i], entry.dtype,
+                         OutputKnown(entry.op) ? entry.shape : result.shape);
+    }
+    return py::make_tuple(array, result.present, result.received_splits);
+  }
+
+  DomainSpecPtr spec_;
+  std::vector<py::object> inputs_;
+  FlightPtr flight_;
+  std::vector<engine::Submission> submissions_;
+  std::weak_ptr<engine::Engine> engine_;
+  engine::BatchPtr batch_;
+  bool launched_ = false;  // the engine may use the inputs
+};
+
+using Splits = std::vector<std::vector<int64_t>>;
+
+std::unique_ptr<Handle> Start(const std::string& name, int process_set, const py::list& entries,
+                              std::vector<int> group_ends, std::vector<py::object> inputs,
+                              Splits splits) {
+  FreeOrphans();
+  auto handle =
+      std::make_unique<Handle>(MakeSpec(name, process_set, entries, std::move(group_ends)),
+                               std::move(inputs), std::move(splits));
+  handle->Launch();
+  return handle;
+}
+
+py::list Run(const std::string& name, int process_set, const py::list& entries,
+             std::vector<int> group_ends, std::vector<py::object> inputs, Splits splits) {
+  const auto handle = Start(name, process_set, entries, std::move(group_ends), std::move(inputs),
+                            std::move(splits));
+  try {
+    return handle->Wait(std::nullopt);
+  } catch (
+      py::error_already_set& error) {  // a signal's handler raised: nobody will ask for the results
+    handle->Abandon(py::str(error.type().attr("__name__")).cast<std::string>() + " while waiting");
+    throw;
+  }
+}
+
+}  // namespace
+
+void BindHandle(py::module_& m) {
+  py::class_<Handle>(m, "Handle")
+      .def("done", &Handle::Done)
+      .def("wait", &Handle::Wait, py::arg("timeout") = py::none())
+      .def("abandon", &Handle::Abandon, py::arg("reason"));
+  const auto arguments = [&m](const char* name, auto function) {
+    m.def(name, function, py::arg("name"), py::arg("process_set"), py::arg("entries"),
+          py::arg("group_ends"), py::arg("inputs"), py::arg("splits") = Splits{});
+  };
+  arguments("start", &Start);
+  arguments("run", &Run);
+}
+
+}  // namespace gradred::bindings

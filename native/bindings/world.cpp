@@ -1,0 +1,129 @@
+// Opening and closing: the world first, then (settings compared by gradred/basics.py) the engine
+// over it.
+#include <vector>
+
+#include "bindings.h"
+#include "comm/algorithm_communicator.h"
+#include "comm/mpi/mpi_library.h"
+
+namespace gradred::bindings {
+namespace {
+
+// Channel of the exchange of notes: above those of any process set.
+constexpr uint16_t kNotesChannel = comm::kChannels - 1;
+
+std::unique_ptr<comm::World>
+    opened_world;  // between open_world and start_engine; guarded by the GIL
+
+template <class T>
+T Get(const py::dict& options, const char* key) {
+  return options[key].cast<T>();
+}
+
+Nanos Seconds(const py::dict& options, const char* key) {
+  return static_cast<Nanos>(Get<double>(options, key) * kSecond);
+}
+
+comm::WorldOptions WorldOptionsFrom(const py::dict& options) {
+  comm::WorldOptions o;
+  o.transport = Get<std::string>(options, "transport");
+  o.intra = Get<std::string>(options, "intra");
+  o.virtual_nodes = Get<int>(options, "virtual_nodes");
+  o.mpi_library = Get<std::string>(options, "mpi_library");
+  o.prefix = Get<std::string>(options, "prefix");
+  o.mpi_comm = reinterpret_cast<const void*>(Get<uintptr_t>(options, "mpi_comm"));
+  o.mpi_comm_size = Get<int>(options, "mpi_comm_size");
+  for (const py::handle rank : Get<py::list>(options, "ranks")) o.ranks.push_back(rank.cast<int>());
+  o.chunk_nbytes = Get<int64_t>(options, "chunk_bytes");
+  o.timeout = Seconds(options, "init_timeout_seconds");
+  return o;
+}
+
+engine::EngineOptions EngineOptionsFrom(const py::dict& options) {
+  engine::EngineOptions o;
+  o.stall_warn = Seconds(options, "stall_warn_seconds");
+  o.stall_fail = Seconds(options, "stall_fail_seconds");
+  o.transport_timeout = Seconds(options, "transport_timeout_seconds");
+  o.null = Get<bool>(options, "null");
+  return o;
+}
+
+// Every rank's note, in rank order. Sizes and bytes travel flat over the control transport: nothing
+// that a setting can change comes into it.
+std::vector<std::string> ExchangeNotes(comm::World& world, const std::string& mine, Nanos timeout) {
+  comm::Transport& transport = world.control();
+  std::vector<int> everyone(transport.size());
+  for (int r = 0; r < transport.size(); ++r) everyone[r] = r;
+  const auto communicator = comm::MakeAlgorithmCommunicator(transport, everyone, kNotesChannel);
+  const auto gather = [&](const void* data, void* all, std::vector<int64_t> nbytes) {
+    const comm::WorkPtr work = communicator->AllGatherV(data, all, std::move(nbytes));
+    ThrowIfError(comm::Wait(*work, transport, timeout, "exchange of settings at init"));
+  };
+
+  const int64_t my_nbytes = static_cast<int64_t>(mine.size());
+  std::vector<int64_t> nbytes(everyone.size());
+  gather(&my_nbytes, nbytes.data(), std::vector<int64_t>(everyone.size(), sizeof(int64_t)));
+  int64_t total = 0;
+  for (const int64_t n : nbytes) total += n;
+  std::string all(total, '\0');
+  gather(mine.data(), all.data(), nbytes);
+
+  std::vector<std::string> notes;
+  int64_t offset = 0;
+  for (const int64_t n : nbytes) {
+    notes.push_back(all.substr(offset, n));
+    offset += n;
+  }
+  return notes;
+}
+
+py::list OpenWorld(const py::dict& options, const std::string& note) {
+  if (opened_world || engine::GlobalOrNull())
+    throw Error(Kind::kInternal, "open_world: a world is open already");
+  const comm::WorldOptions o = WorldOptionsFrom(options);
+  std::unique_ptr<comm::World> world;
+  std::vector<std::string> notes;
+  {
+    py::gil_scoped_release release;
+    world = comm::OpenWorld(o);
+    notes = ExchangeNotes(*world, note, o.timeout);
+  }
+  opened_world = std::move(world);
+  py::list result;
+  for (const std::string& text : notes) result.append(text);
+  return result;
+}
+
+void CloseWorld() {
+  const auto world = std::move(opened_world);
+  if (!world) return;
+  py::gil_scoped_release release;
+  world->Close();
+}
+
+void StartEngine(const py::dict& options) {
+  if (!opened_world) throw Error(Kind::kInternal, "start_engine: no world is open");
+  const engine::EngineOptions o = EngineOptionsFrom(options);
+  auto world = std::move(opened_world);
+  py::gil_scoped_release release;
+  engine::SetGlobal(std::make_shared<engine::Engine>(std::move(world), o));
+}
+
+// The MPI library that is initialised in this process: (path, version, family), or None.
+py::object MpiLibrary() {
+  for (const comm::mpi::Library& library : comm::mpi::LoadedLibraries()) {
+    if (library.initialized) return py::make_tuple(library.path, library.version, library.family);
+  }
+  return py::none();
+}
+
+}  // namespace
+
+void BindWorld(py::module_& m) {
+  m.def("open_world", &OpenWorld, py::arg("options"), py::arg("note"));
+  m.def("close_world", &CloseWorld);
+  m.def("start_engine", &StartEngine, py::arg("options"));
+  m.def("mpi_library", &MpiLibrary);
+}
+
+}  // namespace gradred::bindings
