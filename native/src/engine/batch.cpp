@@ -6,12 +6,12 @@
 
 namespace gradred::engine {
 
-Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, Completions* completions,
-             MetricsStore* metrics)
+Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan,
+             std::shared_ptr<Completions> completions, std::shared_ptr<MetricsStore> metrics)
     : spec_(std::move(spec)),
       plan_(std::move(plan)),
-      completions_(completions),
-      metrics_(metrics),
+      completions_(std::move(completions)),
+      metrics_(std::move(metrics)),
       members_(spec_->entries.size()),
       submitted_(members_.size(), false),
       completed_(members_.size(), false),

@@ -20,8 +20,9 @@ class Completions;
 // state but the last it may fail. Any thread may call.
 class Batch {
  public:
-  Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, Completions* completions,
-        MetricsStore* metrics);
+  // A batch may outlive the engine in a caller's hands, so it shares what it needs of it.
+  Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, std::shared_ptr<Completions> completions,
+        std::shared_ptr<MetricsStore> metrics);
   ~Batch();  // an unfinished member's callback gets kInternal: nothing waits forever
 
   const DomainSpec& spec() const { return *spec_; }
@@ -49,8 +50,8 @@ class Batch {
 
   const DomainSpecPtr spec_;
   const std::shared_ptr<const Plan> plan_;
-  Completions* const completions_;
-  MetricsStore* const metrics_;
+  const std::shared_ptr<Completions> completions_;
+  const std::shared_ptr<MetricsStore> metrics_;
   mutable std::mutex mutex_;
   std::vector<Submission> members_;
   std::vector<bool> submitted_, completed_;

@@ -7,21 +7,37 @@
 
 namespace gradred::engine {
 
-Completions::~Completions() {
+namespace {
+
+void Call(const std::function<void()>& callback) {
+  try {
+    callback();
+  } catch (const std::exception& e) {
+    Log(LogLevel::kError, std::string("a completion callback threw: ") + e.what());
+  }
+}
+
+}  // namespace
+
+void Completions::Stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     closing_ = true;
   }
   wake_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Completions::Post(std::function<void()> callback) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    queue_.push_back(std::move(callback));
+    if (!closing_) {
+      queue_.push_back(std::move(callback));
+      wake_.notify_one();
+      return;
+    }
   }
-  wake_.notify_one();
+  Call(callback);
 }
 
 void Completions::Run() {
@@ -32,11 +48,7 @@ void Completions::Run() {
     std::function<void()> callback = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    try {
-      callback();
-    } catch (const std::exception& e) {
-      Log(LogLevel::kError, std::string("a completion callback threw: ") + e.what());
-    }
+    Call(callback);
     callback = nullptr;  // what it holds is freed without the lock too
     lock.lock();
   }

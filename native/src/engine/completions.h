@@ -12,9 +12,10 @@ namespace gradred::engine {
 class Completions {
  public:
   Completions() : thread_([this] { Run(); }) {}
-  // Runs what is queued, then ends.
-  ~Completions();
+  ~Completions() { Stop(); }
   void Post(std::function<void()> callback);
+  // Runs what is queued and ends the thread; a later Post runs its callback at once, in the caller. Not from a callback.
+  void Stop();
 
  private:
   void Run();

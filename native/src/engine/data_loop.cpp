@@ -20,6 +20,10 @@ DataLoop::DataLoop(comm::World& world, Nanos transport_timeout, MetricsStore* me
 
 DataLoop::~DataLoop() {
   Stop();
+  JoinThread();
+}
+
+void DataLoop::JoinThread() {
   if (thread_.joinable()) thread_.join();
 }
 

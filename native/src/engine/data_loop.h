@@ -20,7 +20,8 @@ class DataLoop {
   // `fail` is called on the loop's thread with what ends the engine.
   DataLoop(comm::World& world, Nanos transport_timeout, MetricsStore* metrics,
            std::function<void(const Status&)> fail);
-  ~DataLoop();  // Stop() before
+  ~DataLoop();
+  void JoinThread();  // after Stop or StopWith
 
   // Any thread. The set's members are given once, before its first item.
   void AddSet(int set_id, std::vector<int> members);

@@ -77,6 +77,7 @@ class Engine {
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
+  const int pid_;
 };
 
 // --- The process's engine --------------------------------------------------------------------------------------------------

@@ -33,39 +33,37 @@ void SetControl::Open(const BatchPtr& batch) {
   queue.batches.push_back(batch);
   queue.abandoned.emplace_back();
   if (queue.batches.size() == 1) BeginFirst(&queue);
+  Drain();
 }
 
 void SetControl::BeginFirst(Queue* queue) {
   const BatchPtr batch = queue->batches.front();
-  const std::string domain = batch->spec().name;
   const int groups = static_cast<int>(batch->plan().groups.size());
   queue->begun = true;
   queue->groups_left = groups;
   queue->ready_since.assign(groups, 0);
-  Step(core::Begin{batch->plan().declaration});
-  // Step may have failed the batch at once and erased its queue, so look it up again each time.
-  for (int g = 0; g < groups; ++g) {
-    const auto at = queues_.find(domain);
-    if (at == queues_.end() || at->second.batches.front() != batch) return;
-    if (batch->IsReady(g)) ReportReady(&at->second, g);
-  }
-  const auto at = queues_.find(domain);
-  if (at == queues_.end() || at->second.batches.front() != batch) return;
-  if (const std::optional<std::string> reason = at->second.abandoned.front())
-    Step(core::Abandon{domain, *reason});
+  Enqueue(core::Begin{batch->plan().declaration});
+  for (int g = 0; g < groups; ++g)
+    if (batch->IsReady(g)) ReportReady(queue, g);
+  if (queue->abandoned.front()) Enqueue(core::Abandon{batch->spec().name, *queue->abandoned.front()}, batch);
 }
 
 void SetControl::ReportReady(Queue* queue, int group) {
   if (queue->ready_since[group] != 0) return;
   queue->ready_since[group] = Now();
-  Step(core::Ready{queue->batches.front()->spec().name, group});
+  Enqueue(core::Ready{queue->batches.front()->spec().name, group}, queue->batches.front());
+}
+
+bool SetControl::IsStarted(const BatchPtr& batch) const {
+  const auto at = queues_.find(batch->spec().name);
+  return at != queues_.end() && at->second.begun && at->second.batches.front() == batch;
 }
 
 void SetControl::GroupReady(const BatchPtr& batch, int group) {
-  const auto at = queues_.find(batch->spec().name);
   // Of a batch that waits behind another, BeginFirst finds the ready groups itself.
-  if (at == queues_.end() || at->second.batches.front() != batch || !at->second.begun) return;
-  ReportReady(&at->second, group);
+  if (!IsStarted(batch)) return;
+  ReportReady(&queues_.at(batch->spec().name), group);
+  Drain();
 }
 
 void SetControl::Abandon(const BatchPtr& batch, const std::string& reason) {
@@ -75,17 +73,22 @@ void SetControl::Abandon(const BatchPtr& batch, const std::string& reason) {
   for (size_t i = 0; i < queue.batches.size(); ++i) {
     if (queue.batches[i] != batch || queue.abandoned[i]) continue;
     queue.abandoned[i] = reason;
-    if (i == 0 && queue.begun) Step(core::Abandon{batch->spec().name, reason});
-    return;
+    if (i == 0 && queue.begun) Enqueue(core::Abandon{batch->spec().name, reason}, batch);
+    break;
   }
+  Drain();
 }
 
 void SetControl::Join(std::function<void(int)> done) {
   joined_ = std::move(done);
-  Step(core::Join{});
+  Enqueue(core::Join{});
+  Drain();
 }
 
-void SetControl::Shutdown(const std::string& reason) { Step(core::Shutdown{reason}); }
+void SetControl::Shutdown(const std::string& reason) {
+  Enqueue(core::Shutdown{reason});
+  Drain();
+}
 
 void SetControl::EndFirst(const std::string& domain) {
   const auto at = queues_.find(domain);
@@ -97,17 +100,16 @@ void SetControl::EndFirst(const std::string& domain) {
   else BeginFirst(&queue);
 }
 
-// Steps may nest: performing an action may begin the next batch. Actions are performed in the order they were asked for.
-void SetControl::Step(const core::Event& event) {
-  negotiator_.Step(event, Now(), &actions_);
-  if (performing_) return;
-  performing_ = true;
-  for (size_t i = 0; i < actions_.size(); ++i) {
-    const core::Action action = std::move(actions_[i]);
-    Perform(action);
+void SetControl::Drain() {
+  std::vector<core::Action> actions;
+  while (!pending_.empty()) {
+    const Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    if (next.batch && !IsStarted(next.batch)) continue;
+    actions.clear();
+    negotiator_.Step(next.event, Now(), &actions);
+    for (const core::Action& action : actions) Perform(action);
   }
-  actions_.clear();
-  performing_ = false;
 }
 
 void SetControl::Perform(const core::Action& action) {
@@ -158,19 +160,20 @@ bool SetControl::Poll(Nanos now) {
     core::RoundDone done;
     done.words.resize(word_count_);
     std::memcpy(done.words.data(), words_->data(), word_count_ * sizeof(uint64_t));
-    Step(done);
+    Enqueue(std::move(done));
     any = true;
   }
   if (union_ && union_->Poll()) {
     ThrowIfError(union_->status());
     union_.reset();
-    Step(core::UnionDone{blob_});
+    Enqueue(core::UnionDone{blob_});
     any = true;
   }
   if (now >= NextWake()) {
-    Step(core::Tick{});
+    Enqueue(core::Tick{});
     any = true;
   }
+  Drain();
   return any;
 }
 

@@ -55,7 +55,15 @@ class SetControl {
     std::vector<Nanos> ready_since;  // by group; 0: not reported ready, -1: has run
   };
 
-  void Step(const core::Event& event);
+  // An event for the negotiator; `batch`, where given, must still be the started one of its domain when its turn comes.
+  struct Pending {
+    core::Event event;
+    BatchPtr batch;
+  };
+  void Enqueue(core::Event event, BatchPtr batch = nullptr) { pending_.push_back({std::move(event), std::move(batch)}); }
+  // Feeds what is pending, performing the actions of each event before the next: an action may start or end batches.
+  void Drain();
+  bool IsStarted(const BatchPtr& batch) const;
   void Perform(const core::Action& action);
   void BeginFirst(Queue* queue);
   void ReportReady(Queue* queue, int group);
@@ -71,8 +79,7 @@ class SetControl {
   size_t word_count_ = 0;
   comm::WorkPtr round_, union_;
   std::string blob_;
-  std::vector<core::Action> actions_;
-  bool performing_ = false;
+  std::deque<Pending> pending_;
   std::function<void(int)> joined_;
   bool shut_down_ = false;
 };

@@ -1,0 +1,248 @@
+#include "engine/control_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace gradred::engine {
+namespace {
+
+constexpr Nanos kWatchEvery = 250 * kMillisecond;   // side channel and liveness, even when all sleep
+constexpr Nanos kGatherCauses = 100 * kMillisecond;
+
+}  // namespace
+
+ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data,
+                         MetricsStore* metrics)
+    : world_(world),
+      options_(options),
+      data_(data),
+      metrics_(metrics),
+      side_(world.side()),
+      stalls_(world.topology().rank, options.stall_warn, options.stall_fail, &side_) {
+  std::vector<int> all(world.topology().size);
+  for (int r = 0; r < world.topology().size; ++r) all[r] = r;
+  data_->AddSet(0, all);
+  sets_.push_back(std::make_unique<SetControl>(0, std::move(all), world_, options_.negotiation_timer, data_));
+  thread_ = std::thread([this] { Run(); });
+}
+
+void ControlLoop::JoinThread() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void ControlLoop::Post(Command command) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    inbox_.push_back(std::move(command));
+  }
+  world_.control().bell().Ring();
+}
+
+void ControlLoop::AddSet(int id, std::vector<int> members) {
+  data_->AddSet(id, members);
+  Post([this, id, members] {
+    if (!faulty_)
+      sets_.push_back(std::make_unique<SetControl>(id, members, world_, options_.negotiation_timer, data_));
+  });
+}
+
+SetControl* ControlLoop::Find(int set_id) {
+  for (const auto& set : sets_)
+    if (set->id() == set_id) return set.get();
+  throw Error(Kind::kInternal, "unknown process set " + std::to_string(set_id));
+}
+
+// Commands that come too late find the failure; their batch gets it.
+void ControlLoop::Open(BatchPtr batch) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (ended_) {
+    const Status cause = failure_.ok() ? Status(Kind::kNotInitialized, "the engine has been shut down") : failure_;
+    lock.unlock();
+    batch->FailRest(cause);
+    return;
+  }
+  inbox_.push_back([this, batch] { Find(batch->spec().process_set)->Open(batch); });
+  lock.unlock();
+  world_.control().bell().Ring();
+}
+
+void ControlLoop::GroupReady(BatchPtr batch, int group) {
+  Post([this, batch = std::move(batch), group] { Find(batch->spec().process_set)->GroupReady(batch, group); });
+}
+
+void ControlLoop::Abandon(BatchPtr batch, std::string reason) {
+  Post([this, batch = std::move(batch), reason = std::move(reason)] {
+    Find(batch->spec().process_set)->Abandon(batch, reason);
+  });
+}
+
+void ControlLoop::Join(std::function<void(const Status&, int)> done) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (ended_) {
+    const Status cause = failure_;
+    lock.unlock();
+    return done(cause.ok() ? Status(Kind::kNotInitialized, "the engine has been shut down") : cause, -1);
+  }
+  inbox_.push_back([this, done = std::move(done)]() mutable {
+    joined_ = std::move(done);
+    Find(0)->Join([this](int last_rank) {
+      auto joined = std::move(joined_);
+      joined_ = nullptr;
+      joined(Status(), last_rank);
+    });
+  });
+  lock.unlock();
+  world_.control().bell().Ring();
+}
+
+void ControlLoop::Shutdown(std::string reason, std::function<void(const Status&)> done) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (ended_) {
+    const Status cause = failure_;
+    lock.unlock();
+    return done(cause);
+  }
+  inbox_.push_back([this, reason = std::move(reason), done = std::move(done)]() mutable {
+    shut_down_ = std::move(done);
+    for (const auto& set : sets_) set->Shutdown(reason);
+  });
+  lock.unlock();
+  world_.control().bell().Ring();
+}
+
+void ControlLoop::Fault(Status cause) {
+  Post([this, cause = std::move(cause)] {
+    OnNotice({world_.topology().rank, cause.kind(), cause.message()}, -1);
+  });
+}
+
+Status ControlLoop::failure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+bool ControlLoop::RunCommands() {
+  std::vector<Command> commands;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    commands.swap(inbox_);
+  }
+  for (Command& command : commands) command();
+  return !commands.empty();
+}
+
+void ControlLoop::OnNotice(const AbortNotice& notice, int lost_rank) {
+  const bool mine = notice.origin == world_.topology().rank;
+  if (mine && !faulty_) side_.Announce(notice, lost_rank);
+  const auto rank_of = [](const AbortNotice& n) { return std::make_pair(n.kind != Kind::kPeerLost, n.origin); };
+  if (faulty_ && rank_of(cause_) <= rank_of(notice)) return;
+  cause_ = notice;
+  if (!faulty_) cause_until_ = Now() + kGatherCauses;
+  faulty_ = true;
+}
+
+void ControlLoop::Watch(Nanos now) {
+  next_watch_ = now + kWatchEvery;
+  side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice, -1); },
+              [this, now](const WhoLacks& question) { stalls_.OnQuestion(question, sets_, now); },
+              [this](const ILack& answer) { stalls_.OnAnswer(answer); }});
+  if (faulty_) return;
+  if (const std::optional<Status> lost = world_.CheckPeers())
+    OnNotice({world_.topology().rank, lost->kind(), lost->message()}, -1);
+  else if (const std::optional<Status> stalled = stalls_.Check(sets_, now))
+    OnNotice({world_.topology().rank, stalled->kind(), stalled->message()}, -1);
+}
+
+Nanos ControlLoop::NextWake() const {
+  Nanos next = std::min(next_watch_, stalls_.NextWake(sets_));
+  for (const auto& set : sets_) next = std::min(next, set->NextWake());
+  return next;
+}
+
+void ControlLoop::PublishCounters() {
+  int64_t rounds = 0, empty = 0, unions = 0;
+  for (const auto& set : sets_) {
+    rounds += set->counters().rounds;
+    empty += set->counters().empty_rounds;
+    unions += set->counters().unions;
+  }
+  metrics_->Update([&](Metrics& m) {
+    m.rounds = rounds;
+    m.empty_rounds = empty;
+    m.unions = unions;
+  });
+}
+
+void ControlLoop::EndWith(const Status& cause) {
+  std::vector<Command> late;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failure_ = cause;
+    ended_ = true;
+    late.swap(inbox_);
+  }
+  data_->StopWith(cause);
+  world_.Abort(cause);
+  // Batches opened in the last moment are in no queue yet: their commands put them there.
+  for (Command& command : late) {
+    try {
+      command();
+    } catch (const Error&) {
+      // The negotiator may refuse events now; FailAll below ends what it has.
+    }
+  }
+  for (const auto& set : sets_) set->FailAll(cause);
+  if (joined_) joined_(cause, -1);
+  if (shut_down_) shut_down_(cause);
+}
+
+void ControlLoop::Run() {
+  comm::Transport& transport = world_.control();
+  comm::Backoff backoff;
+  try {
+    for (;;) {
+      const uint32_t ticket = transport.bell().Ticket();
+      bool moved = RunCommands();
+      transport.Progress();
+      Nanos now = Now();
+      if (!faulty_)
+        for (const auto& set : sets_) moved |= set->Poll(now);
+      if (now >= next_watch_ || now >= stalls_.NextWake(sets_) || faulty_) Watch(now);
+      if (faulty_ && now >= cause_until_) break;
+      if (moved) PublishCounters();
+      const bool all_down = std::all_of(sets_.begin(), sets_.end(), [](const auto& set) { return set->shut_down(); });
+      if (all_down && !faulty_) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (inbox_.empty()) {
+          ended_ = true;
+          break;
+        }
+      }
+      if (moved) {
+        backoff.Reset();
+      } else {
+        now = Now();
+        const Nanos wake = faulty_ ? now + kMillisecond : NextWake();
+        backoff.Pause(transport, ticket, std::clamp<Nanos>(wake - now, 0, kWatchEvery));
+      }
+    }
+  } catch (...) {
+    const Status status = CurrentException();
+    OnNotice({world_.topology().rank, status.kind(), status.message()}, -1);
+    while (Now() < cause_until_) {  // so that the notice leaves, and an earlier cause can come
+      Watch(Now());
+      world_.side().bell().Sleep(world_.side().bell().Ticket(), kMillisecond);
+    }
+  }
+  if (faulty_) {
+    EndWith(Status(cause_.kind, cause_.text));
+  } else {
+    for (const auto& set : sets_) set->FailAll({Kind::kAbandoned, "this rank has shut down"});
+    data_->Stop();
+    if (shut_down_) shut_down_(Status());
+  }
+}
+
+}  // namespace gradred::engine

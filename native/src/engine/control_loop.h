@@ -1,0 +1,75 @@
+// The thread that agrees with the other ranks: negotiators of all process sets, side channel, liveness, stalls.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/world.h"
+#include "engine/data_loop.h"
+#include "engine/engine.h"
+#include "engine/set_control.h"
+#include "engine/side_channel.h"
+#include "engine/stall_watch.h"
+
+namespace gradred::engine {
+
+class ControlLoop {
+ public:
+  ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data, MetricsStore* metrics);
+  ~ControlLoop() { JoinThread(); }
+  void JoinThread();  // after Shutdown or Fault
+
+  // Any thread; none waits. After a failure they do nothing but fail their batch.
+  void AddSet(int id, std::vector<int> members);
+  void Open(BatchPtr batch);
+  void GroupReady(BatchPtr batch, int group);
+  void Abandon(BatchPtr batch, std::string reason);
+  // The callbacks run once, on the control thread.
+  void Join(std::function<void(const Status&, int last_rank)> done);
+  void Shutdown(std::string reason, std::function<void(const Status&)> done);
+  void Fault(Status cause);  // ends the engine of every rank
+
+  Status failure() const;
+
+ private:
+  using Command = std::function<void()>;
+  void Post(Command command);
+  void Run();
+  bool RunCommands();
+  void Watch(Nanos now);
+  void OnNotice(const AbortNotice& notice, int lost_rank);
+  void EndWith(const Status& cause);
+  SetControl* Find(int set_id);
+  Nanos NextWake() const;
+  void PublishCounters();
+
+  comm::World& world_;
+  const EngineOptions options_;
+  DataLoop* const data_;
+  MetricsStore* const metrics_;
+  SideChannel side_;
+  StallWatch stalls_;
+  std::vector<std::unique_ptr<SetControl>> sets_;
+  Nanos next_watch_ = 0;
+
+  // The first cause: of the notices that come within a short time of the first, a lost peer before its consequences, then the lowest rank.
+  bool faulty_ = false;
+  AbortNotice cause_;
+  Nanos cause_until_ = 0;
+
+  std::function<void(const Status&, int)> joined_;
+  std::function<void(const Status&)> shut_down_;
+
+  mutable std::mutex mutex_;
+  std::vector<Command> inbox_;
+  Status failure_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+}  // namespace gradred::engine

@@ -1,0 +1,289 @@
+#include "engine/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "engine/completions.h"
+#include "engine/control_loop.h"
+#include "engine/data_loop.h"
+
+namespace gradred::engine {
+namespace {
+
+// A value that one thread waits for and another gives.
+template <class T>
+class Promise {
+ public:
+  void Set(T value) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    value_ = std::move(value);
+    set_ = true;
+    wake_.notify_all();
+  }
+  T Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wake_.wait(lock, [this] { return set_; });
+    return std::move(value_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool set_ = false;
+  T value_{};
+};
+
+std::string ToText(const std::vector<int>& ranks) {
+  std::string text = "[";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return text + "]";
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(std::unique_ptr<comm::World> world, EngineOptions options)
+      : world_(std::move(world)),
+        options_(options),
+        data_(*world_, options.transport_timeout, metrics_.get(),
+              [this](const Status& cause) { control_->Fault(cause); }),
+        control_(std::make_unique<ControlLoop>(*world_, options, &data_, metrics_.get())) {
+    std::vector<int> all(world_->topology().size);
+    for (size_t r = 0; r < all.size(); ++r) all[r] = static_cast<int>(r);
+    sets_[0] = std::move(all);
+  }
+
+  ~Impl() {
+    if (!shut_down_) control_->Fault({Kind::kAbandoned, "rank " + std::to_string(world_->topology().rank) +
+                                                            " ended its engine without a shutdown"});
+    control_->JoinThread();
+    data_.JoinThread();
+    completions_->Stop();
+  }
+
+  BatchPtr Open(const DomainSpecPtr& spec) {
+    if (!spec->complete())
+      throw Error(Kind::kInvalidArgument, "'" + spec->name + "' has an entry whose shape is not known");
+    const std::vector<int>& ranks = SetRanks(spec->process_set);
+    const int rank = world_->topology().rank;
+    if (!std::binary_search(ranks.begin(), ranks.end(), rank))
+      throw Error(Kind::kInvalidArgument, "rank " + std::to_string(rank) + " is no member of process set " +
+                                              std::to_string(spec->process_set) + " with ranks " + ToText(ranks) +
+                                              " and cannot take part in '" + spec->name + "'");
+    for (const EntrySpec& entry : spec->entries)
+      if (entry.op == Op::kBroadcast && !std::binary_search(ranks.begin(), ranks.end(), entry.root))
+        throw Error(Kind::kInvalidArgument, "broadcast of '" + entry.label + "': root rank " +
+                                                std::to_string(entry.root) + " is not among the ranks " +
+                                                ToText(ranks) + " of process set " +
+                                                std::to_string(spec->process_set));
+    ThrowIfError(control_->failure());
+    auto batch = std::make_shared<Batch>(spec, PlanOf(*spec), completions_, metrics_);
+    if (!options_.null) control_->Open(batch);
+    return batch;
+  }
+
+  void Submit(const BatchPtr& batch, int position, Submission submission) {
+    if (position >= 0 && position < static_cast<int>(batch->spec().entries.size()))
+      CheckSubmission(batch->spec().entries[position], submission, SetSize(batch->spec().process_set));
+    const int group = batch->Submit(position, std::move(submission));
+    if (group < 0) return;
+    if (options_.null) RunNull(batch, group);
+    else control_->GroupReady(batch, group);
+  }
+
+  void Abandon(const BatchPtr& batch, const std::string& reason) {
+    if (options_.null) batch->FailRest({Kind::kAbandoned, reason});
+    else control_->Abandon(batch, reason);
+  }
+
+  int AddProcessSet(const std::vector<int>& ranks, Engine* engine) {
+    const int size = world_->topology().size;
+    if (ranks.empty() || !std::is_sorted(ranks.begin(), ranks.end()) ||
+        std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() || ranks.front() < 0 || ranks.back() >= size)
+      throw Error(Kind::kInvalidArgument, "a process set needs ascending ranks below " + std::to_string(size) +
+                                              ", got " + ToText(ranks));
+    int id;
+    {
+      std::lock_guard<std::mutex> lock(sets_mutex_);
+      id = next_set_++;
+    }
+    if (id * comm::kChannelsPerSet + comm::kChannelsPerSet > comm::kChannels)
+      throw Error(Kind::kUnsupported, "no more than " + std::to_string(comm::kChannels / comm::kChannelsPerSet) +
+                                          " process sets");
+    // All ranks agree on the set by a named barrier of the whole world; its dimensions carry the ranks, so that
+    // other ranks under the same number are a Mismatch.
+    auto spec = std::make_shared<DomainSpec>();
+    spec->name = "process_set." + std::to_string(id);
+    EntrySpec entry;
+    entry.label = "process set " + ToText(ranks);
+    entry.op = Op::kAllReduce;
+    entry.reduce_op = reduce::ReduceOp::kMin;
+    entry.dtype = entry.wire = DType::kUint8;
+    entry.shape.assign(ranks.begin(), ranks.end());
+    entry.shape.push_back(0);  // no elements, whatever the ranks are
+    spec->entries.push_back(std::move(entry));
+    Submission submission;
+    submission.absent = true;
+    std::vector<Submission> submissions;
+    submissions.push_back(std::move(submission));
+    engine->RunBlocking(spec, std::move(submissions));
+    {
+      std::lock_guard<std::mutex> lock(sets_mutex_);
+      sets_[id] = ranks;
+    }
+    if (std::binary_search(ranks.begin(), ranks.end(), world_->topology().rank)) control_->AddSet(id, ranks);
+    return id;
+  }
+
+  const std::vector<int>& SetRanks(int id) const {
+    std::lock_guard<std::mutex> lock(sets_mutex_);
+    const auto at = sets_.find(id);
+    if (at == sets_.end()) throw Error(Kind::kInvalidArgument, "there is no process set " + std::to_string(id));
+    return at->second;  // never erased, so the reference lasts
+  }
+
+  int Join() {
+    Promise<std::pair<Status, int>> promise;
+    control_->Join([&promise](const Status& status, int last_rank) { promise.Set({status, last_rank}); });
+    const auto [status, last_rank] = promise.Wait();
+    ThrowIfError(status);
+    return last_rank;
+  }
+
+  void Shutdown(const std::string& reason) {
+    if (shut_down_) return;
+    Promise<Status> promise;
+    control_->Shutdown(reason, [&promise](const Status& status) { promise.Set(status); });
+    const Status status = promise.Wait();
+    ThrowIfError(status);
+    shut_down_ = true;
+    control_->JoinThread();  // nothing uses the transports any more
+    data_.JoinThread();
+    world_->Close();
+  }
+
+  void Fault(const Status& cause) { control_->Fault(cause); }
+  Status Failure() const { return control_->failure(); }
+
+  std::unique_ptr<comm::World> world_;
+  const EngineOptions options_;
+  const std::shared_ptr<MetricsStore> metrics_ = std::make_shared<MetricsStore>();
+  const std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();
+  DataLoop data_;
+  std::unique_ptr<ControlLoop> control_;
+  bool shut_down_ = false;
+
+ private:
+  int SetSize(int id) const { return static_cast<int>(SetRanks(id).size()); }
+
+  static void CheckSubmission(const EntrySpec& entry, const Submission& submission, int size) {
+    if (submission.absent && entry.op != Op::kAllReduce)
+      throw Error(Kind::kInvalidArgument, std::string(OpName(entry.op)) + " of '" + entry.label +
+                                              "' cannot be absent; only an allreduce can");
+    if (entry.op != Op::kAllToAll) return;
+    int64_t total = 0;
+    for (int64_t n : submission.splits) total += n < 0 ? INT64_MIN / 2 : n;
+    const bool good = submission.splits.empty()
+                          ? entry.shape[0] % size == 0
+                          : static_cast<int>(submission.splits.size()) == size && total == entry.shape[0];
+    if (!good)
+      throw Error(Kind::kInvalidArgument, "alltoall of '" + entry.label + "': " +
+                                              std::to_string(entry.shape[0]) + " rows do not split over " +
+                                              std::to_string(size) + " ranks as asked (" +
+                                              std::to_string(submission.splits.size()) + " splits)");
+  }
+
+  // GRADRED_NULL: what a job of one rank without scales would return.
+  void RunNull(const BatchPtr& batch, int group) {
+    const GroupPlan& plan = batch->plan().groups[group];
+    std::vector<Submission*> members = batch->Take(group);
+    std::vector<Result> results;
+    for (int i = plan.first; i < plan.last; ++i) {
+      const EntrySpec& entry = batch->spec().entries[i];
+      Submission& member = *members[i - plan.first];
+      Result result;
+      result.shape = entry.shape;
+      result.present = member.absent ? 0 : 1;
+      result.received_splits = member.splits;
+      void* output = member.output;
+      if (!output && member.allocate) output = member.allocate(entry.shape);
+      const int64_t nbytes = entry.op == Op::kBarrier ? 0 : entry.count() * DTypeSize(entry.dtype);
+      if (output && nbytes > 0 && output != member.input) {
+        if (member.input) std::memcpy(output, member.input, nbytes);
+        else std::memset(output, 0, nbytes);
+      }
+      results.push_back(std::move(result));
+    }
+    batch->Finish(group, std::move(results));
+  }
+
+  mutable std::mutex sets_mutex_;
+  std::map<int, std::vector<int>> sets_;
+  int next_set_ = 1;
+};
+
+Engine::Engine(std::unique_ptr<comm::World> world, EngineOptions options)
+    : impl_(std::make_unique<Impl>(std::move(world), options)), pid_(getpid()) {}
+
+Engine::~Engine() {
+  if (getpid() != pid_) (void)impl_.release();  // a forked child has none of the threads, and must not touch what the parent uses
+}
+
+const comm::Topology& Engine::topology() const { return impl_->world_->topology(); }
+comm::World& Engine::world() { return *impl_->world_; }
+BatchPtr Engine::Open(const DomainSpecPtr& spec) { return impl_->Open(spec); }
+void Engine::Submit(const BatchPtr& batch, int position, Submission submission) {
+  impl_->Submit(batch, position, std::move(submission));
+}
+void Engine::Abandon(const BatchPtr& batch, const std::string& reason) { impl_->Abandon(batch, reason); }
+int Engine::AddProcessSet(const std::vector<int>& ranks) { return impl_->AddProcessSet(ranks, this); }
+const std::vector<int>& Engine::ProcessSetRanks(int id) const { return impl_->SetRanks(id); }
+int Engine::Join() { return impl_->Join(); }
+void Engine::Shutdown(const std::string& reason) { impl_->Shutdown(reason); }
+void Engine::Abort(const Status& cause) { impl_->Fault(cause); }
+Status Engine::failure() const { return impl_->Failure(); }
+Metrics Engine::metrics() const { return impl_->metrics_->Read(); }
+
+std::string Engine::DescribePlan(const std::string& domain) const {
+  const DomainSpecPtr spec = FindSpec(domain);
+  if (!spec) throw Error(Kind::kInvalidArgument, "no domain named '" + domain + "' has been registered");
+  return Describe(*spec);
+}
+
+std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec, std::vector<Submission> submissions) {
+  if (submissions.size() != spec->entries.size())
+    throw Error(Kind::kInvalidArgument, "'" + spec->name + "' has " + std::to_string(spec->entries.size()) +
+                                            " entries, got " + std::to_string(submissions.size()) + " tensors");
+  struct Shared {
+    Promise<bool> all;
+    std::mutex mutex;
+    size_t left;
+    std::vector<Result> results;
+  };
+  auto shared = std::make_shared<Shared>();
+  shared->left = submissions.size();
+  shared->results.resize(submissions.size());
+  const BatchPtr batch = Open(spec);
+  for (size_t i = 0; i < submissions.size(); ++i) {
+    submissions[i].done = [shared, i](const Result& result) {
+      std::unique_lock<std::mutex> lock(shared->mutex);
+      shared->results[i] = result;
+      const bool last = --shared->left == 0;
+      lock.unlock();
+      if (last) shared->all.Set(true);
+    };
+    Submit(batch, static_cast<int>(i), std::move(submissions[i]));
+  }
+  shared->all.Wait();
+  for (const Result& result : shared->results) ThrowIfError(result.status);
+  return std::move(shared->results);
+}
+
+}  // namespace gradred::engine
