@@ -1,0 +1,50 @@
+#include "comm/transport.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace gradred::comm {
+namespace {
+
+constexpr Nanos kSpin = 50 * kMicrosecond;
+constexpr Nanos kFirstSleep = 20 * kMicrosecond, kLongestSleep = kMillisecond;
+
+}  // namespace
+
+void Backoff::Pause(Transport& transport, uint32_t ticket, Nanos limit) {
+  const Nanos now = Now();
+  if (started_ == 0) {
+    started_ = now;
+    sleep_ = kFirstSleep;
+  }
+  if (now - started_ < kSpin) {
+    // Ranks may outnumber cores: what this thread waits for may need the core it spins on.
+    sched_yield();
+    return;
+  }
+  Nanos length = limit;
+  if (transport.MustPoll()) {
+    length = std::min(limit, sleep_);
+    sleep_ = std::min(sleep_ + sleep_ / 2, kLongestSleep);
+  }
+  if (transport.bell().Sleep(ticket, length)) Reset();
+}
+
+Status Wait(Work& work, Transport& transport, Nanos timeout, const std::string& what) {
+  const Nanos start = Now();
+  Backoff backoff;
+  while (true) {
+    const uint32_t ticket = transport.bell().Ticket();
+    if (work.Poll()) return work.status();
+    const Nanos waited = Now() - start;
+    if (waited >= timeout) {
+      return {Kind::kTimeout, "rank " + std::to_string(transport.rank()) + ": " + what +
+                                  " did not finish within " +
+                                  std::to_string(timeout / kMillisecond) + " ms"};
+    }
+    backoff.Pause(transport, ticket, timeout - waited);
+  }
+}
+
+}  // namespace gradred::comm
