@@ -1,0 +1,122 @@
+"""Gradient reduction and communication over the ranks of a job, on NumPy arrays and DLPack tensors.
+
+Importing this package loads nothing: no MPI, CUDA, TensorFlow, NumPy or native code. Names are
+resolved at their first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradred.basics import (
+        cross_rank,
+        cross_size,
+        describe,
+        init,
+        is_homogeneous,
+        is_initialized,
+        join,
+        local_rank,
+        local_size,
+        plan,
+        rank,
+        shutdown,
+        size,
+    )
+    from gradred.collectives import allgather, allreduce, barrier, broadcast, grouped_allreduce
+    from gradred.counters import Metrics, metrics
+    from gradred.errors import (
+        Abandoned,
+        Error,
+        Internal,
+        InvalidArgument,
+        Mismatch,
+        NotInitialized,
+        PeerLost,
+        Timeout,
+        TransportError,
+        Unsupported,
+    )
+    from gradred.objects import allgather_object, broadcast_object
+    from gradred.process_sets import ProcessSet, add_process_set, global_process_set
+    from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "basics": (
+        "cross_rank cross_size describe init is_homogeneous is_initialized join local_rank "
+        "local_size plan rank shutdown size"
+    ),
+    "collectives": "allgather allreduce barrier broadcast grouped_allreduce",
+    "counters": "Metrics metrics",
+    "errors": (
+        "Abandoned Error Internal InvalidArgument Mismatch NotInitialized PeerLost Timeout "
+        "TransportError Unsupported"
+    ),
+    "objects": "allgather_object broadcast_object",
+    "process_sets": "ProcessSet add_process_set global_process_set",
+    "reduce_ops": "Adasum Average Max Min Product ReduceOp Sum",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "Abandoned",
+    "Adasum",
+    "Average",
+    "Error",
+    "Internal",
+    "InvalidArgument",
+    "Max",
+    "Metrics",
+    "Min",
+    "Mismatch",
+    "NotInitialized",
+    "PeerLost",
+    "ProcessSet",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "Timeout",
+    "TransportError",
+    "Unsupported",
+    "__version__",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "cross_rank",
+    "cross_size",
+    "describe",
+    "global_process_set",
+    "grouped_allreduce",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "metrics",
+    "plan",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gradred' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"gradred.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

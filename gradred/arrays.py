@@ -1,0 +1,87 @@
+"""From the caller's arrays to memory that the engine reads, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradred._native import core
+from gradred.errors import InvalidArgument, Unsupported
+
+__all__ = ["DTYPES", "Input", "as_input"]
+
+# Element types that can be reduced, by NumPy's names.
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
+_HOST = (1, 3)  # DLPack: CPU, and host memory pinned for CUDA
+
+
+@dataclass(frozen=True)
+class Input:
+    """A C-contiguous array of host memory, and the name of its element type."""
+
+    array: np.ndarray
+    dtype: str
+
+    def result(self, array: np.ndarray) -> np.ndarray:
+        """The engine's output with the input's element type: bfloat16 comes as its bits."""
+        if self.dtype != "bfloat16":
+            return array
+        if self.array.dtype.name == "bfloat16":
+            return array.view(self.array.dtype)
+        try:
+            import ml_dtypes
+        except ImportError:
+            return array
+        return array.view(ml_dtypes.bfloat16)
+
+
+def as_input(value: Any, what: str) -> Input:
+    """A NumPy array, a DLPack tensor, or anything that NumPy makes an array of.
+
+    Nothing is copied unless the memory is not contiguous or not of the machine's byte order.
+
+    Raises:
+        InvalidArgument: an element type without a reduction. ``what`` names the call.
+        Unsupported: a tensor that is not in host memory.
+    """
+    if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
+        return _from_dlpack(value, what)
+    array = np.asarray(value)
+    name = array.dtype.name
+    if name not in DTYPES:
+        raise InvalidArgument(f"{what}: dtype {name}: expected one of {', '.join(DTYPES)}")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return Input(_contiguous(array), name)
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    # np.ascontiguousarray makes a scalar an array of one element.
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _from_dlpack(value: Any, what: str) -> Input:
+    if hasattr(value, "__dlpack_device__"):
+        device = int(value.__dlpack_device__()[0])
+        if device not in _HOST:
+            raise Unsupported(
+                f"{what}: a tensor on DLPack device type {device}: copy it to the host first"
+            )
+    try:
+        array, name = core.from_dlpack(value.__dlpack__())
+    except (InvalidArgument, Unsupported) as error:
+        raise type(error)(f"{what}: {error}") from None
+    return Input(_contiguous(array), name)

@@ -1,0 +1,301 @@
+"""Beginning and end: opening the world of ranks, leaving it, and who is who in it."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import gradred
+from gradred import config, errors
+from gradred._native import core
+from gradred.errors import Error, InvalidArgument, NotInitialized
+from gradred.process_sets import ProcessSet, on_init, on_shutdown
+
+__all__ = [
+    "cross_rank",
+    "cross_size",
+    "describe",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "plan",
+    "rank",
+    "settings",
+    "shutdown",
+    "size",
+]
+
+logger = logging.getLogger("gradred")
+
+
+@dataclass
+class _State:
+    """Of this process."""
+
+    settings: config.Settings | None = None
+    communicator: Any = None  # kept alive: its handle is in use
+    cause: tuple[str, str] | None = None  # kind and text of the engine error; final
+    uncaught: str = ""  # the exception that is about to end the process
+    forked_from: str = ""  # of a forked child: its parent had called init()
+    mpi_of_others: bool = False  # MPI was initialised before us: its owner finalizes it
+    prepared_pid: int = 0  # hooks and log thread are in place
+    log_thread: threading.Thread | None = None
+
+
+_state = _State()
+_lock = threading.RLock()
+
+
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> None:
+    """Opens the world of ranks and starts the engine. Collective. Does nothing the second time.
+
+    comm: None: all ranks of the job; a list of ranks; or an mpi4py communicator, whose ranks are
+    used (it is duplicated). process_sets: sets to register, the same list on all ranks. Settings
+    come from the environment: see ``gradred.config``. At interpreter exit ``shutdown`` runs by
+    itself.
+
+    After ``shutdown`` it may be called again, after an engine error not.
+
+    Raises:
+        InvalidArgument: a setting out of range, a bad communicator or process set.
+        Mismatch: settings differ between ranks.
+        Timeout, TransportError, Unsupported: ranks or libraries were not found.
+    """
+    with _lock:
+        _refuse_in_child()
+        if core.is_initialized():
+            _refuse_after_failure(core.failure())
+            return
+        _refuse_after_failure(_state.cause)
+        values = config.load(os.environ)
+        _prepare(values)
+        options = {**dataclasses.asdict(values), "prefix": sys.prefix, **_ranks_of(comm)}
+        _state.mpi_of_others = core.mpi_library() is not None
+        notes = core.open_world(options, config.job_text(values, {"gradred": gradred.__version__}))
+        try:
+            config.check_equal(notes)
+        except Error:
+            core.close_world()
+            raise
+        core.start_engine(options)
+        _state.settings, _state.communicator = values, comm
+        _point_mpi4py_at_our_library()
+        on_init(process_sets or ())
+
+
+def shutdown(reason: str = "shutdown() was called") -> None:
+    """Ends the engine. Collective: waits until all ranks shut down. Does nothing without ``init``.
+
+    Work that others wait for fails there with Abandoned, which names this rank and ``reason``.
+    After an engine error it only lets go, without waiting.
+    """
+    with _lock:
+        if not core.is_initialized():
+            return
+        _state.cause = core.failure()
+        try:
+            if _state.cause is None:
+                core.shutdown(reason)
+        except Error:
+            _state.cause = core.failure()
+            raise
+        finally:
+            if _state.cause is not None:
+                core.drop()
+            if not core.is_initialized():
+                _state.settings = _state.communicator = None
+                on_shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether this process has an engine, working or failed. Local."""
+    return core.is_initialized()
+
+
+def settings() -> config.Settings:
+    """The settings in use. Local."""
+    if _state.settings is None or not core.is_initialized():
+        core.rank()  # says why there is none
+    assert _state.settings is not None
+    return _state.settings
+
+
+def rank() -> int:
+    """This process's rank, from 0. Local. Raises NotInitialized before ``init()``."""
+    return core.rank()
+
+
+def size() -> int:
+    """Number of ranks. Local. Raises NotInitialized before ``init()``."""
+    return core.size()
+
+
+def local_rank() -> int:
+    """This process's rank among those of its node. Local."""
+    return core.local_rank()
+
+
+def local_size() -> int:
+    """Number of ranks of this node. Local."""
+    return core.local_size()
+
+
+def cross_rank() -> int:
+    """This node's number among the nodes that have a rank with this local_rank. Local."""
+    return core.cross_rank()
+
+
+def cross_size() -> int:
+    """Number of nodes that have a rank with this local_rank. Local."""
+    return core.cross_size()
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have the same number of ranks. Local."""
+    return core.is_homogeneous()
+
+
+def describe() -> str:
+    """How the ranks talk: library, version and path, shared memory or not. Local."""
+    return core.describe()
+
+
+def join() -> int:
+    """Waits until all ranks have joined; meanwhile reductions of the others get zeros from here.
+
+    For ranks that run out of data at different steps. Collective over the world.
+
+    Returns: the last rank to join.
+    """
+    return core.join()
+
+
+def plan(domain: str) -> str:
+    """The groups of one domain, a line each: what travels together, in which order. Local."""
+    return core.plan(domain)
+
+
+def _refuse_in_child() -> None:
+    if _state.forked_from:
+        raise NotInitialized(
+            f"init: this process was forked from {_state.forked_from}: a forked child has no "
+            'engine and cannot make one; start it with the "spawn" or "forkserver" method'
+        )
+
+
+def _refuse_after_failure(cause: tuple[str, str] | None) -> None:
+    if cause is not None:
+        kind, text = cause
+        raise getattr(errors, kind)(
+            f"init: refused after an engine error; start a new process. The first cause was: {text}"
+        )
+
+
+def _ranks_of(comm: Any) -> dict[str, Any]:
+    """The options of open_world that say which ranks take part."""
+    nothing = {"mpi_comm": 0, "mpi_comm_size": 0, "ranks": []}
+    if comm is None:
+        return nothing
+    if type(comm).__module__.split(".")[0] == "mpi4py":
+        from mpi4py import MPI
+
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise InvalidArgument(f"init: comm={comm!r}: expected an intracommunicator")
+        return {**nothing, "mpi_comm": MPI._addressof(comm), "mpi_comm_size": MPI._sizeof(comm)}
+    if isinstance(comm, Sequence) and not isinstance(comm, str):
+        ranks = list(comm)
+        if all(isinstance(r, int) and r >= 0 for r in ranks) and len(set(ranks)) == len(ranks):
+            return {**nothing, "ranks": ranks}
+    raise InvalidArgument(
+        f"init: comm={comm!r}: expected None, a list of ranks, each once, or an mpi4py communicator"
+    )
+
+
+def _point_mpi4py_at_our_library() -> None:
+    """A later import of mpi4py must not load another MPI than the one that is initialised."""
+    library = core.mpi_library()
+    if library is not None:
+        os.environ.setdefault("MPI4PY_LIBMPI", library[0])
+
+
+def _prepare(values: config.Settings) -> None:
+    """Log lines, exit and exception hooks; once a process."""
+    if logger.level == logging.NOTSET or "GRADRED_LOG_LEVEL" in os.environ:
+        logger.setLevel(values.log_level.upper())
+    if _state.prepared_pid == os.getpid():
+        return
+    _state.prepared_pid = os.getpid()
+    for line in config.unknown_variables(os.environ):
+        logger.warning(line)
+    core.open_log()
+    # See Note [Log lines] in native/bindings/log.cpp.
+    _state.log_thread = threading.Thread(target=_pass_log_lines, name="gradred-log", daemon=True)
+    _state.log_thread.start()
+    _watch_exceptions()
+    atexit.register(_at_exit)
+
+
+def _pass_log_lines() -> None:
+    while lines := core.take_log_lines():
+        for level, text in lines:
+            logger.log(level, text)
+
+
+def _watch_exceptions() -> None:
+    """Remembers what ends the process, for the others; all hooks that are set stay in effect."""
+    previous, previous_of_threads = sys.excepthook, threading.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
+        if not hasattr(sys, "ps1"):  # an interactive session goes on
+            _state.uncaught = f"{kind.__name__}: {value}"[:1000]
+        previous(kind, value, tb)
+
+    def hook_of_threads(args: threading.ExceptHookArgs) -> None:
+        if not _state.uncaught:
+            where = args.thread.name if args.thread is not None else "?"
+            text = f"{args.exc_type.__name__}: {args.exc_value}"
+            _state.uncaught = f"{text} in thread {where}"[:1000]
+        previous_of_threads(args)
+
+    sys.excepthook, threading.excepthook = hook, hook_of_threads
+
+
+def _at_exit() -> None:
+    """Shuts down; after an engine error sees to it that MPI is not finalized."""
+    if os.getpid() != _state.prepared_pid:
+        return
+    left = False
+    how = f": {_state.uncaught}" if _state.uncaught else ""
+    try:
+        shutdown(f"the process ended{how}")
+    except BaseException as error:
+        logger.error("shutdown at exit: %s: %s", type(error).__name__, error)
+        left = True
+    core.close_log()
+    if _state.log_thread is not None:
+        _state.log_thread.join(1.0)
+    if left or _state.cause is not None:
+        # See Note [Leaving after an engine error] in native/bindings/leave.cpp.
+        core.leave_at_exit(_state.mpi_of_others and "mpi4py.MPI" in sys.modules, 1)
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread of the parent may hold the old one
+    if _state.settings is not None and not _state.forked_from:
+        _state.forked_from = f"pid {os.getppid()}, which had called init()"
+    _state.settings = _state.log_thread = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,230 @@
+"""Collectives on arrays.
+
+All take NumPy arrays, tensors with ``__dlpack__`` in host memory (PyTorch, JAX and others), and
+what ``numpy.asarray`` takes; results are fresh NumPy arrays (bfloat16: of ``ml_dtypes.bfloat16``,
+or the bits as uint16 where that package is missing). All are collective over the process set and
+wait for it; KeyboardInterrupt gets through. They are not differentiable; ``gradred.tensorflow`` has those
+that are.
+
+Names: the k-th call of a name on a rank belongs to the k-th on the others. Without a name a call is
+named by operation, dtype, process set and the line that makes it, so loops create no new names, and
+ranks that come from different lines need a name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradred import basics
+from gradred._native import core
+from gradred.arrays import Input, as_input
+from gradred.errors import InvalidArgument
+from gradred.process_sets import ProcessSet, global_process_set
+from gradred.reduce_ops import ReduceOp, native_name
+
+__all__ = ["allgather", "allreduce", "barrier", "broadcast", "grouped_allreduce"]
+
+_WIRES = ("none", "float16", "bfloat16")
+
+
+def allreduce(
+    array: Any,
+    op: ReduceOp | int = ReduceOp.Average,
+    name: str | None = None,
+    *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
+) -> np.ndarray:
+    """Reduces an array over the ranks, element by element.
+
+    array: any shape, the same on all ranks; bool (not Average), uint8, int8 to int64, float16,
+    bfloat16, float32 or float64. Averages of integers are rounded toward zero and never wrap;
+    halves are accumulated in float32. prescale_factor multiplies before, postscale_factor after the
+    reduction. wire: "none", "float16" or "bfloat16", the dtype that float32 and float64 travel in;
+    None: the setting GRADRED_WIRE. What overflows there is counted: ``metrics().saturated``.
+
+    Returns: an array of the input's shape and dtype, equal on all ranks.
+
+    Raises:
+        InvalidArgument: dtype, op or wire; this rank is no member of the process set.
+        Mismatch: ranks differ in shape, dtype, op, factors or wire. The same on all ranks.
+        Abandoned: another rank gave up. NotInitialized: before ``init()``.
+    """
+    return _reduce(
+        "allreduce", [array], op, name, prescale_factor, postscale_factor, process_set, wire
+    )[0]
+
+
+def grouped_allreduce(
+    arrays: Sequence[Any],
+    op: ReduceOp | int = ReduceOp.Average,
+    name: str | None = None,
+    *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
+) -> list[np.ndarray]:
+    """Reduces a list of arrays as one message: all or none. dtypes and shapes may be mixed.
+
+    The list must have the same length, shapes and dtypes on all ranks. Arguments, results and
+    errors of each array: see ``allreduce``.
+    """
+    arrays = list(arrays)
+    if not arrays:
+        process_set.require_member("grouped_allreduce")
+        return []
+    return _reduce(
+        "grouped_allreduce",
+        arrays,
+        op,
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        wire,
+    )
+
+
+def allgather(
+    array: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set
+) -> np.ndarray:
+    """The ranks' arrays one after the other along the first dimension, in the order of ranks.
+
+    array: at least one dimension; the first may differ between ranks (also be 0), the others must
+    agree.
+
+    Returns: an array of shape [sum of first dimensions, ...], equal on all ranks.
+
+    Raises: see ``allreduce``; InvalidArgument also for a scalar.
+    """
+    what = _what("allgather", name)
+    value = as_input(array, what)
+    if value.array.ndim == 0:
+        raise InvalidArgument(f"{what}: a scalar: expected at least one dimension")
+    return _run_one("allgather", value, name, process_set.require_member(what))
+
+
+def broadcast(
+    array: Any,
+    root_rank: int,
+    name: str | None = None,
+    *,
+    process_set: ProcessSet = global_process_set,
+) -> np.ndarray:
+    """The array of one rank, on all ranks.
+
+    array: any shape, the same on all ranks; its values matter on root_rank alone. root_rank: a rank
+    of the world that is in the process set.
+
+    Returns: an array of that shape, equal on all ranks.
+
+    Raises: see ``allreduce``; InvalidArgument also for a root that is no member.
+    """
+    what = _what("broadcast", name)
+    value = as_input(array, what)
+    number = process_set.require_member(what)
+    if root_rank not in process_set.ranks:
+        raise InvalidArgument(
+            f"{what}: root_rank={root_rank}: expected a rank of process set {number} "
+            f"({', '.join(map(str, process_set.ranks))})"
+        )
+    return _run_one("broadcast", value, name, number, root=int(root_rank))
+
+
+def barrier(name: str | None = None, *, process_set: ProcessSet = global_process_set) -> None:
+    """Returns when all ranks of the process set have called it."""
+    number = process_set.require_member("barrier")
+    domain = name or f"barrier.{number}.{_call_site()}"
+    core.run(domain, number, [_entry("barrier", domain, "uint8", ())], [], [None])
+
+
+def _reduce(
+    operation: str,
+    arrays: Sequence[Any],
+    op: ReduceOp | int,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    wire: str | None,
+) -> list[np.ndarray]:
+    what = _what(operation, name)
+    reduce_op = native_name(op, what)
+    wire = basics.settings().wire if wire is None else wire
+    if wire not in _WIRES:
+        raise InvalidArgument(f"{what}: wire={wire!r}: expected one of {', '.join(_WIRES)}")
+    values = [as_input(array, what) for array in arrays]
+    number = process_set.require_member(what)
+    domain = name or _unnamed(operation, values, number)
+    entries = []
+    for position, value in enumerate(values):
+        label = domain if len(values) == 1 else f"{domain}/{position}"
+        entry = _entry("allreduce", label, value.dtype, value.array.shape)
+        entry["reduce_op"] = reduce_op
+        entry["prescale"], entry["postscale"] = float(prescale), float(postscale)
+        if wire != "none" and value.dtype in ("float32", "float64"):
+            entry["wire"] = wire
+        entries.append(entry)
+    results = core.run(domain, number, entries, [], [value.array for value in values])
+    return [
+        value.result(_present(result))
+        for value, (result, _, _) in zip(values, results, strict=True)
+    ]
+
+
+def _run_one(
+    operation: str, value: Input, name: str | None, process_set: int, root: int = 0
+) -> np.ndarray:
+    domain = name or _unnamed(operation, [value], process_set)
+    entry = _entry(operation, domain, value.dtype, value.array.shape)
+    entry["root"] = root
+    [(result, _, _)] = core.run(domain, process_set, [entry], [], [value.array])
+    return value.result(_present(result))
+
+
+def _what(operation: str, name: str | None) -> str:
+    """The call, for messages."""
+    return f"{operation} of '{name}'" if name else operation
+
+
+def _entry(operation: str, label: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
+    return {
+        "label": label,
+        "op": operation,
+        "reduce_op": "sum",
+        "dtype": dtype,
+        "wire": dtype,
+        "shape": list(shape),
+        "prescale": 1.0,
+        "postscale": 1.0,
+        "root": 0,
+    }
+
+
+def _present(array: np.ndarray | None) -> np.ndarray:
+    assert array is not None  # every operation but a barrier has an output
+    return array
+
+
+def _unnamed(operation: str, values: Sequence[Input], process_set: int) -> str:
+    dtypes = "+".join(sorted({value.dtype for value in values}))
+    return f"{operation}.{dtypes}.{process_set}.{_call_site()}"
+
+
+def _call_site() -> str:
+    """The line outside of gradred that called, as "file.py:12": alike on all ranks.
+
+    The folder is left out, since ranks may see the program under different paths.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("gradred."):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,231 @@
+"""Settings: one table, one environment variable ``GRADRED_<NAME>`` a row.
+
+Values are parsed strictly. Settings of scope "job" must be equal on all ranks, which ``init()``
+checks; those of scope "rank" may differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gradred.errors import InvalidArgument, Mismatch
+
+__all__ = ["Setting", "Settings", "check_equal", "load", "table", "unknown_variables"]
+
+PREFIX = "GRADRED_"
+Scope = Literal["job", "rank"]
+
+# Written by the launcher and the test harness for the processes that they start; no settings.
+LAUNCHER_PREFIXES = ("GRADRED_JOB", "GRADRED_LOCAL_", "GRADRED_LAUNCH", "GRADRED_TEST_")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table. ``low`` and ``high`` are inclusive; ``choices`` are for words."""
+
+    kind: Literal["choice", "int", "float", "bool", "text"]
+    scope: Scope
+    text: str
+    choices: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def accepted(self) -> str:
+        """The accepted values, for messages and ``gradred info``."""
+        if self.kind == "choice":
+            return "one of " + ", ".join(self.choices)
+        if self.kind == "bool":
+            return "0 or 1"
+        if self.kind == "text":
+            return "a text that is not empty"
+        what = "an integer" if self.kind == "int" else "a number"
+        if math.isinf(self.high):
+            return f"{what} of at least {self.low:.17g}"
+        return f"{what} from {self.low:.17g} to {self.high:.17g}"
+
+    def parse(self, variable: str, raw: str) -> Any:
+        """The value that ``raw`` stands for; InvalidArgument when it stands for none."""
+        value: Any = None
+        if self.kind == "choice":
+            value = raw if raw in self.choices else None
+        elif self.kind == "bool":
+            value = {"0": False, "1": True}.get(raw)
+        elif self.kind == "text":
+            value = raw if raw.strip() else None
+        else:
+            # int() and float() also take "1_000", " 7 " and non-ASCII digits: rubbish in a setting.
+            try:
+                if raw.isascii() and "_" not in raw and raw == raw.strip():
+                    value = int(raw) if self.kind == "int" else float(raw)
+            except ValueError:
+                value = None
+            if value is not None and not (math.isfinite(value) and self.low <= value <= self.high):
+                value = None
+        if value is None:
+            raise InvalidArgument(f"{variable}={raw!r}: expected {self.accepted} ({self.text})")
+        return value
+
+
+def _row(default: Any, kind: Any, scope: Scope, text: str, **limits: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(kind, scope, text, **limits)})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of this rank. Times are in seconds, sizes in bytes."""
+
+    transport: str = _row(
+        "auto", "choice", "job", "how ranks talk", choices=("auto", "mpi", "local", "self")
+    )
+    intra: str = _row(
+        "shm",
+        "choice",
+        "job",
+        "inside a node: shared memory, or messages",
+        choices=("shm", "flat"),
+    )
+    virtual_nodes: int = _row(
+        1, "int", "job", "cut each machine into this many nodes", low=1, high=4096
+    )
+    mpi_library: str = _row("", "text", "rank", "path of the MPI library; unset: the one that fits")
+    chunk_bytes: int = _row(
+        4 << 20, "int", "job", "size of the pieces a group travels in", low=4096, high=1 << 40
+    )
+    group_bytes: int = _row(
+        64 << 20, "int", "job", "size at which a group of gradients is cut", low=1, high=1 << 40
+    )
+    wire: str = _row(
+        "none",
+        "choice",
+        "job",
+        "dtype on the wire of float32 and float64 tensors where a call names none",
+        choices=("none", "float16", "bfloat16"),
+    )
+    missing: str = _row(
+        "zeros",
+        "choice",
+        "job",
+        "a gradient present on some ranks only: zeros from the others, or an error",
+        choices=("zeros", "error"),
+    )
+    null: bool = _row(
+        False, "bool", "job", "return the inputs, talk to nobody: to measure communication"
+    )
+    stall_warn_seconds: float = _row(
+        60.0,
+        "float",
+        "rank",
+        "warn of ranks that lack what others wait for; 0: never",
+        low=0,
+        high=1e8,
+    )
+    stall_fail_seconds: float = _row(
+        0.0,
+        "float",
+        "rank",
+        "fail what others have not brought by then; 0: never",
+        low=0,
+        high=1e8,
+    )
+    transport_timeout_seconds: float = _row(
+        30.0,
+        "float",
+        "rank",
+        "agreed work that does not move for so long is an error",
+        low=0.1,
+        high=1e8,
+    )
+    init_timeout_seconds: float = _row(
+        300.0, "float", "rank", "longest wait for the other ranks in init()", low=0.1, high=1e8
+    )
+    log_level: str = _row(
+        "warning",
+        "choice",
+        "rank",
+        'level of the logger "gradred"',
+        choices=("debug", "info", "warning", "error"),
+    )
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def table() -> dict[str, tuple[Setting, Any]]:
+    """All rows: environment variable -> (row, default)."""
+    return {
+        variable_of(f.name): (f.metadata["setting"], f.default)
+        for f in dataclasses.fields(Settings)
+    }
+
+
+def load(environ: Mapping[str, str]) -> Settings:
+    """The settings of an environment. Raises InvalidArgument with variable, value and range."""
+    values = {}
+    for f in dataclasses.fields(Settings):
+        variable = variable_of(f.name)
+        if variable in environ:
+            values[f.name] = f.metadata["setting"].parse(variable, environ[variable])
+    return Settings(**values)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A line for each GRADRED_* variable that means nothing, with the nearest one that does."""
+    known = list(table())
+    lines = []
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in known:
+            continue
+        if variable.startswith(LAUNCHER_PREFIXES):
+            continue
+        nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0.6)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        lines.append(f"environment variable {variable} is no setting of gradred{hint}")
+    return lines
+
+
+def job_text(settings: Settings, extra: Mapping[str, Any]) -> str:
+    """What must agree over ranks, as text: the settings of scope "job", and ``extra``."""
+    values = {
+        variable_of(f.name): getattr(settings, f.name)
+        for f in dataclasses.fields(Settings)
+        if f.metadata["setting"].scope == "job"
+    }
+    return json.dumps({**extra, **values})
+
+
+def check_equal(texts: Sequence[str]) -> None:
+    """Raises Mismatch, naming settings, values and ranks, unless all ranks' texts agree.
+
+    texts: of ``job_text``, in rank order.
+    """
+    if len(set(texts)) == 1:
+        return
+    ranks = [json.loads(text) for text in texts]
+    names = list(dict.fromkeys(name for values in ranks for name in values))
+    lines = []
+    for name in names:
+        holders: dict[str, list[int]] = {}
+        for rank, values in enumerate(ranks):
+            holders.setdefault(json.dumps(values.get(name)), []).append(rank)
+        if len(holders) > 1:
+            parts = [f"{value} on {_ranks(held)}" for value, held in holders.items()]
+            lines.append(f"{name} is " + ", ".join(parts))
+    raise Mismatch("init: settings differ between ranks: " + "; ".join(lines) + "; set them alike")
+
+
+def _ranks(ranks: Sequence[int], shown: int = 8) -> str:
+    """ "rank 3", "ranks 0, 1, 2 and 5 more"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    text = ", ".join(str(rank) for rank in ranks[:shown])
+    more = len(ranks) - shown
+    return f"ranks {text}" + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,39 @@
+"""Counters of this rank's engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradred._native import core
+
+__all__ = ["Metrics", "metrics"]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Sums since ``init()``. Seconds are of this rank's clock; the rest counts things."""
+
+    batches: int  # passes over a domain: one a call, or a training step
+    groups: int  # messages that entries were grouped into
+    entries: int  # tensors
+    bytes: int  # of tensors, once each
+    rounds: int  # of negotiation
+    empty_rounds: int  # of those: agreed on nothing
+    unions: int  # exchanges of new names
+    non_finite: int  # elements that were infinite or NaN when packed, summed over ranks
+    saturated: int  # finite elements that the wire dtype turned infinite, summed over ranks
+    partly_absent: int  # tensors that some ranks brought and others did not
+    abandoned: int  # batches that some rank gave up
+    wait_s: float  # sum over batches: last local submit to last result
+    last_wait_s: float  # the same of the last batch
+    communication_s: float  # time the data loop was busy with groups
+    fusion_buffer_nbytes: int  # memory held for packing
+
+
+def metrics() -> Metrics:
+    """The counters now. Local.
+
+    Raises:
+        NotInitialized: before ``init()``.
+    """
+    return Metrics(**core.metrics())

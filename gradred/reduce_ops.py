@@ -1,0 +1,35 @@
+"""Reductions, with Horovod's numbers."""
+
+from __future__ import annotations
+
+import enum
+
+from gradred.errors import InvalidArgument, Unsupported
+
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "native_name"]
+
+
+class ReduceOp(enum.IntEnum):
+    """How the ranks' values of one element are put together."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2  # a number of Horovod's; not supported
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average, Sum, Adasum, Min, Max, Product = ReduceOp
+
+
+def native_name(op: ReduceOp | int, what: str) -> str:
+    """The native core's name of a reduction. ``what`` names the call in errors."""
+    try:
+        op = ReduceOp(op)
+    except ValueError:
+        known = ", ".join(f"{o.name} ({o.value})" for o in ReduceOp)
+        raise InvalidArgument(f"{what}: op={op!r}: expected one of {known}") from None
+    if op is ReduceOp.Adasum:
+        raise Unsupported(f"{what}: Adasum is not supported; use Average or Sum")
+    return op.name.lower()
