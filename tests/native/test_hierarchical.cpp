@@ -1,0 +1,403 @@
+// hierarchical over loopback, with works that complete in random order and ranks that poll in
+// random order.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/algorithm_communicator.h"
+#include "comm/hierarchical.h"
+#include "comm/loopback/hub.h"
+#include "testing.h"
+
+using namespace gradred;
+using namespace gradred::comm;
+using reduce::Layout;
+using reduce::ReduceOp;
+
+namespace {
+
+constexpr uint32_t kSeed = 4711;
+constexpr Nanos kLimit = 60 * kSecond;
+
+// Its works finish late, each by its own dice, so in an order that has nothing to do with that of
+// their starts.
+class RandomOrderTransport : public Transport {
+ public:
+  RandomOrderTransport(std::unique_ptr<Transport> inner, uint32_t seed)
+      : inner_(std::move(inner)), random_(seed) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  WorkPtr Send(int peer, Tag tag, const void* data, int64_t nbytes) override {
+    return std::make_unique<LateWork>(*this, inner_->Send(peer, tag, data, nbytes));
+  }
+  WorkPtr Recv(int peer, Tag tag, void* data, int64_t nbytes) override {
+    return std::make_unique<LateWork>(*this, inner_->Recv(peer, tag, data, nbytes));
+  }
+  void Post(int peer, const std::string& bytes) override { inner_->Post(peer, bytes); }
+  bool TakePosted(Message* message) override { return inner_->TakePosted(message); }
+  void Progress() override { inner_->Progress(); }
+  Doorbell& bell() override { return inner_->bell(); }
+  bool MustPoll() const override { return inner_->MustPoll(); }
+  void Abort(const Status& cause) override { inner_->Abort(cause); }
+
+ private:
+  class LateWork : public Work {
+   public:
+    LateWork(RandomOrderTransport& owner, WorkPtr inner)
+        : owner_(owner), inner_(std::move(inner)), polls_left_(owner.random_() % 6) {}
+
+   private:
+    bool Advance() override {
+      if (polls_left_ > 0) {
+        --polls_left_;
+        owner_.Progress();
+        owner_.bell().Ring();  // nothing will come for this work, yet it needs another poll
+        return false;
+      }
+      if (!inner_->Poll()) return false;
+      ThrowIfError(inner_->status());
+      return true;
+    }
+    RandomOrderTransport& owner_;
+    WorkPtr inner_;
+    uint32_t polls_left_;
+  };
+
+  std::unique_ptr<Transport> inner_;
+  std::mt19937 random_;
+};
+
+std::vector<int> NodeOf(const std::vector<int>& node_sizes) {
+  std::vector<int> node_of;
+  for (size_t node = 0; node < node_sizes.size(); ++node)
+    node_of.insert(node_of.end(), static_cast<size_t>(node_sizes[node]), static_cast<int>(node));
+  return node_of;
+}
+
+// One rank: its transport and the composed communicator.
+struct Rank {
+  std::unique_ptr<Transport> transport;
+  std::unique_ptr<Communicator> communicator;
+  int rank = 0, size = 0;
+};
+
+Rank MakeRank(LoopbackHub& hub, int rank, const std::vector<int>& node_of,
+              const HierarchicalOptions& options, uint32_t seed) {
+  Rank r;
+  r.rank = rank;
+  r.size = static_cast<int>(node_of.size());
+  r.transport = std::make_unique<RandomOrderTransport>(hub.MakeTransport(rank),
+                                                       seed + static_cast<uint32_t>(rank));
+  const Topology t = Topology::Make(rank, node_of);
+  std::vector<int> all(node_of.size()), node = t.RanksOfNode(node_of[static_cast<size_t>(rank)]),
+                                        across;
+  std::iota(all.begin(), all.end(), 0);
+  bool owner = true;
+  for (int n = 0; n < t.nodes(); ++n) {
+    const std::vector<int> ranks = t.RanksOfNode(n);
+    owner = owner && t.local_rank < static_cast<int>(ranks.size());
+    if (owner) across.push_back(ranks[static_cast<size_t>(t.local_rank)]);
+  }
+  auto inter = owner ? MakeAlgorithmCommunicator(*r.transport, across, 3) : nullptr;
+  r.communicator =
+      MakeHierarchical(t, MakeAlgorithmCommunicator(*r.transport, node, 2), std::move(inter),
+                       MakeAlgorithmCommunicator(*r.transport, all, 1), options);
+  return r;
+}
+
+// fn(rank) on a thread each; the first failure is thrown. A rank that fails aborts the others'
+// transports.
+template <class Fn>
+void RunRanks(const std::vector<int>& node_sizes, const HierarchicalOptions& options, uint32_t seed,
+              Fn fn) {
+  const std::vector<int> node_of = NodeOf(node_sizes);
+  const auto hub = std::make_shared<LoopbackHub>(static_cast<int>(node_of.size()));
+  std::vector<Rank> ranks;
+  for (size_t r = 0; r < node_of.size(); ++r)
+    ranks.push_back(MakeRank(*hub, static_cast<int>(r), node_of, options, seed));
+  std::vector<std::string> failures(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    threads.emplace_back([&, r] {
+      try {
+        fn(ranks[r]);
+      } catch (const std::exception& e) {
+        failures[r] = e.what();
+        for (Rank& other : ranks) other.transport->Abort({Kind::kInternal, "another rank failed"});
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (size_t r = 0; r < failures.size(); ++r)
+    if (!failures[r].empty() && failures[r].find("another rank failed") == std::string::npos)
+      throw testing::Failure("seed " + std::to_string(seed) + ", rank " + std::to_string(r) + ": " +
+                             failures[r]);
+}
+
+void WaitFor(Work& work, Rank& r, const std::string& what) {
+  ThrowIfError(Wait(work, *r.transport, kLimit, what));
+}
+
+LayoutPtr MixedLayout(int64_t scale) {
+  std::vector<reduce::Section> sections;
+  int64_t at = 64;  // a gap in front
+  const auto add = [&](int64_t count, DType dtype, ReduceOp op) {
+    sections.push_back({at, count, dtype, op});
+    at = reduce::AlignUp(at + count * DTypeSize(dtype)) + 128;
+  };
+  add(37 * scale, DType::kFloat32, ReduceOp::kSum);
+  add(1, DType::kInt64, ReduceOp::kMax);
+  add(101 * scale, DType::kFloat16, ReduceOp::kAverage);
+  add(5, DType::kBool, ReduceOp::kSum);
+  add(29 * scale, DType::kFloat64, ReduceOp::kProduct);
+  add(63 * scale, DType::kBfloat16, ReduceOp::kSum);
+  return std::make_shared<const Layout>(std::move(sections));
+}
+
+// The same bytes for (rank, call) in every run: finite values whose sums round.
+void Fill(uint8_t* data, const Layout& layout, int rank, int call) {
+  std::mt19937 random(static_cast<uint32_t>(1000 * call + rank));
+  std::uniform_real_distribution<float> real(0.5f, 1.5f);
+  for (const reduce::Section& s : layout.sections())
+    for (int64_t i = 0; i < s.count; ++i) {
+      uint8_t* p = data + s.offset + i * DTypeSize(s.dtype);
+      const float f = real(random);
+      const double d = f;
+      const int64_t n = static_cast<int64_t>(random());
+      const uint16_t half = ToFloat16(f).bits, bfloat = ToBfloat16(f).bits;
+      switch (s.dtype) {
+        case DType::kFloat32:
+          std::memcpy(p, &f, 4);
+          break;
+        case DType::kFloat64:
+          std::memcpy(p, &d, 8);
+          break;
+        case DType::kInt64:
+          std::memcpy(p, &n, 8);
+          break;
+        case DType::kFloat16:
+          std::memcpy(p, &half, 2);
+          break;
+        case DType::kBfloat16:
+          std::memcpy(p, &bfloat, 2);
+          break;
+        default:
+          *p = n % 8 == 0;
+      }
+    }
+}
+
+// Results of `calls` overlapping allreduces, whose works each rank polls in an order of its own.
+std::vector<std::vector<uint8_t>> ReduceAll(const std::vector<int>& node_sizes,
+                                            const HierarchicalOptions& options, uint32_t seed,
+                                            int calls, int64_t scale) {
+  const LayoutPtr layout = MixedLayout(scale);
+  const size_t nbytes = static_cast<size_t>(layout->nbytes());
+  const size_t size = NodeOf(node_sizes).size();
+  std::vector<std::vector<std::vector<uint8_t>>> results(size);
+  RunRanks(node_sizes, options, seed, [&](Rank& r) {
+    std::mt19937 random(seed * 31 + static_cast<uint32_t>(r.rank));
+    std::vector<SegmentPtr> segments;
+    std::vector<WorkPtr> works;
+    constexpr int64_t kOffset = 192;
+    for (int call = 0; call < calls; ++call) {
+      segments.push_back(r.communicator->Alloc(kOffset + layout->nbytes()));
+      uint8_t* data = static_cast<uint8_t*>(segments.back()->data()) + kOffset;
+      std::memset(data, 0, nbytes);
+      Fill(data, *layout, r.rank, call);
+      works.push_back(r.communicator->AllReduce(*segments.back(), kOffset, layout));
+      if (random() % 2) works[random() % works.size()]->Poll();
+    }
+    const Nanos start = Now();
+    for (size_t left = works.size(); left > 0;) {
+      testing::Check(Now() - start < kLimit, "all works finish in time", __FILE__, __LINE__);
+      const size_t i = random() % works.size();
+      if (!works[i]) continue;
+      if (!works[i]->Poll()) {
+        std::this_thread::yield();
+        continue;
+      }
+      ThrowIfError(works[i]->status());
+      works[i].reset();
+      --left;
+    }
+    for (const SegmentPtr& segment : segments) {
+      const uint8_t* data = static_cast<const uint8_t*>(segment->data()) + kOffset;
+      results[static_cast<size_t>(r.rank)].emplace_back(data, data + nbytes);
+    }
+    WorkPtr barrier = r.communicator->Barrier();
+    WaitFor(*barrier, r, "barrier");
+  });
+  for (const auto& result : results) CHECK(result == results[0]);  // bits alike on all ranks
+  return results[0];
+}
+
+// The tree of Note [Order of summation], done by hand: pairs of ranks within a node
+// (AlgorithmCommunicator), then of nodes.
+std::vector<uint8_t> Serial(const std::vector<int>& node_sizes, int call, int64_t scale) {
+  const LayoutPtr layout = MixedLayout(scale);
+  const reduce::Range all{0, layout->nbytes()};
+  const auto tree = [&](std::vector<std::vector<uint8_t>> values) {
+    size_t p = 1;
+    while (p * 2 <= values.size()) p *= 2;
+    if (p < values.size())
+      for (size_t i = 0; i < p; ++i) {
+        if (i + p < values.size())
+          layout->ReduceHop(values[i].data(), values[i].data(), values[i + p].data(), all);
+        else
+          layout->HopAlone(values[i].data(), all);
+      }
+    for (size_t d = p / 2; d >= 1; d /= 2)
+      for (size_t i = 0; i < d; ++i)
+        layout->ReduceHop(values[i].data(), values[i].data(), values[i + d].data(), all);
+    return values[0];
+  };
+  const auto log2 = [](int n) {
+    int k = 0;
+    while (1 << k < n) ++k;
+    return k;
+  };
+  const int largest = *std::max_element(node_sizes.begin(), node_sizes.end());
+  std::vector<std::vector<uint8_t>> nodes;
+  int rank = 0;
+  for (int local_size : node_sizes) {
+    std::vector<std::vector<uint8_t>> values;
+    for (int i = 0; i < local_size; ++i) {
+      values.emplace_back(static_cast<size_t>(layout->nbytes()), uint8_t{0});
+      Fill(values.back().data(), *layout, rank++, call);
+    }
+    nodes.push_back(tree(std::move(values)));
+    for (int i = log2(local_size); i < log2(largest); ++i)
+      layout->HopAlone(nodes.back().data(), all);
+  }
+  return tree(std::move(nodes));
+}
+
+const std::vector<std::vector<int>> kShapes = {{1},    {3},    {1, 1, 1}, {2, 2}, {2, 2, 2, 2},
+                                               {4, 4}, {2, 1}, {3, 2, 2}, {1, 4}};
+
+}  // namespace
+
+TEST(OverlappingCallsInAnyOrderAndAnyChunksGiveTheSameBits) {
+  uint32_t seed = kSeed;
+  for (const std::vector<int>& shape : kShapes)
+    for (int64_t chunk : {64, 320, 1024, 1 << 20})
+      for (int in_flight : {1, 3}) {
+        const int64_t scale = 3;
+        const auto results = ReduceAll(shape, {chunk, in_flight}, ++seed, 3, scale);
+        for (int call = 0; call < 3; ++call)
+          testing::Check(results[static_cast<size_t>(call)] == Serial(shape, call, scale),
+                         "call " + std::to_string(call) + " with chunks of " +
+                             std::to_string(chunk) + ", seed " + std::to_string(seed) + ", nodes " +
+                             std::to_string(shape.size()),
+                         __FILE__, __LINE__);
+      }
+}
+
+TEST(MoreChunksThanTags) {
+  const auto results = ReduceAll({2, 2}, {64, 2}, kSeed, 1, 120);
+  CHECK(results[0] == Serial({2, 2}, 0, 120));
+}
+
+TEST(AveragesOfHalvesKeepLargeAndSmall) {
+  for (const std::vector<int>& shape : {std::vector<int>{2, 2, 2, 2}, {3, 2, 2}, {1, 4}, {2, 1}})
+    RunRanks(shape, {}, kSeed, [&](Rank& r) {
+      const auto layout = std::make_shared<const Layout>(
+          std::vector<reduce::Section>{{0, 2, DType::kFloat16, ReduceOp::kAverage}});
+      SegmentPtr segment = r.communicator->Alloc(layout->nbytes());
+      uint16_t* data = static_cast<uint16_t*>(segment->data());
+      data[0] = ToFloat16(40000).bits;
+      data[1] = ToFloat16(1e-7f).bits;
+      WorkPtr work = r.communicator->AllReduce(*segment, 0, layout);
+      WaitFor(*work, r, "allreduce");
+      const double residual = r.communicator->average_residual();
+      const double large = ToFloat(Float16{data[0]}) * residual,
+                   small = ToFloat(Float16{data[1]}) * residual;
+      if ((r.size & (r.size - 1)) == 0 && shape.size() == 4) {
+        CHECK_EQ(residual, 1.0);
+        CHECK_EQ(large, 40000.0);
+        CHECK_EQ(small, double{ToFloat(ToFloat16(1e-7f))});
+      } else {
+        // At most one rounding in the node, one a hop, each of 2^-11; the small one has a last
+        // place of 2^-24 alone.
+        CHECK(std::fabs(large / 40000 - 1) <= 4 * std::ldexp(1.0, -11));
+        CHECK(small > 0 && small < 3e-7);
+      }
+    });
+}
+
+TEST(OtherCollectivesCoverAllRanks) {
+  RunRanks({3, 2, 2}, {}, kSeed, [](Rank& r) {
+    Communicator& c = *r.communicator;
+    CHECK_EQ(c.rank(), r.rank);
+    CHECK_EQ(c.size(), 7);
+    const int32_t mine = r.rank * r.rank;
+    std::vector<int32_t> all(7);
+    WorkPtr work = c.AllGatherV(&mine, all.data(), std::vector<int64_t>(7, 4));
+    WaitFor(*work, r, "allgather");
+    for (int i = 0; i < 7; ++i) CHECK_EQ(all[static_cast<size_t>(i)], i * i);
+    int64_t root = r.rank;
+    work = c.Broadcast(&root, 8, 5);
+    WaitFor(*work, r, "broadcast");
+    CHECK_EQ(root, 5);
+
+    // ReduceScatter and AllGather of parts that are not those of the nodes.
+    const auto layout = std::make_shared<const Layout>(
+        std::vector<reduce::Section>{{0, 333, DType::kInt32, ReduceOp::kSum}});
+    SegmentPtr segment = c.Alloc(layout->nbytes());
+    int32_t* data = static_cast<int32_t*>(segment->data());
+    for (int i = 0; i < 333; ++i) data[i] = r.rank * 1000 + i;
+    std::vector<reduce::Range> parts = reduce::Split(layout->nbytes(), 7);
+    std::reverse(parts.begin(), parts.end());
+    work = c.ReduceScatter(*segment, 0, layout, parts);
+    WaitFor(*work, r, "reduce_scatter");
+    const reduce::Range part = parts[static_cast<size_t>(r.rank)];
+    for (int64_t i = part.begin / 4; i < std::min<int64_t>(part.end / 4, 333); ++i)
+      CHECK_EQ(data[i], 21 * 1000 + 7 * static_cast<int32_t>(i));
+    work = c.AllGather(*segment, 0, parts);
+    WaitFor(*work, r, "allgather of parts");
+    for (int i = 0; i < 333; ++i) CHECK_EQ(data[i], 21 * 1000 + 7 * i);
+  });
+}
+
+TEST(AnAbortReachesEveryCall) {
+  RunRanks({2, 2}, {64, 2}, kSeed, [](Rank& r) {
+    const LayoutPtr layout = MixedLayout(1);
+    SegmentPtr a = r.communicator->Alloc(layout->nbytes()),
+               b = r.communicator->Alloc(layout->nbytes());
+    std::memset(a->data(), 0, static_cast<size_t>(layout->nbytes()));
+    std::memset(b->data(), 0, static_cast<size_t>(layout->nbytes()));
+    if (r.rank == 3) return;  // never comes
+    WorkPtr first = r.communicator->AllReduce(*a, 0, layout),
+            second = r.communicator->AllReduce(*b, 0, layout);
+    first->Poll();
+    r.transport->Abort({Kind::kPeerLost, "rank 3 is gone"});
+    CHECK_EQ(Wait(*second, *r.transport, kLimit, "second").message(),
+             std::string("rank 3 is gone"));
+    CHECK_EQ(Wait(*first, *r.transport, kLimit, "first").message(), std::string("rank 3 is gone"));
+  });
+}
+
+TEST(WrongPartsAreNamed) {
+  const auto hub = std::make_shared<LoopbackHub>(4);
+  const auto transport = hub->MakeTransport(0);
+  const Topology t = Topology::Make(0, {0, 0, 1, 1});
+  const auto make = [&](std::vector<int> intra, std::vector<int> inter) {
+    return MakeHierarchical(
+        t, MakeAlgorithmCommunicator(*transport, std::move(intra), 2),
+        inter.empty() ? nullptr : MakeAlgorithmCommunicator(*transport, std::move(inter), 3),
+        MakeAlgorithmCommunicator(*transport, {0, 1, 2, 3}, 1), {});
+  };
+  CHECK_ERROR(make({0, 1, 2}, {0, 2}), Kind::kInternal, "the node's 2 ranks");
+  CHECK_ERROR(make({0, 1}, {}), Kind::kInternal, "an inter communicator on the first 2 ranks");
+  CHECK_ERROR(make({0, 1}, {2, 0}), Kind::kInternal, "in the nodes' order");
+  CHECK(make({0, 1}, {0, 2})->name().find("between 2 nodes") != std::string::npos);
+}
+
+int main(int argc, char** argv) { return testing::Main(argc, argv); }
