@@ -1,0 +1,1 @@
+"""The ``gradred`` command. Standard library only; nothing here imports the native part."""

