@@ -182,7 +182,10 @@ def join() -> int:
 
 
 def plan(domain: str) -> str:
-    """The groups of one domain, a line each: what travels together, in which order. Local."""
+    """The groups of an optimizer's or tape's domain, a line each, in their order. Local.
+
+    Raises InvalidArgument for a domain that no optimizer or tape has declared here.
+    """
     return core.plan(domain)
 
 

@@ -3,8 +3,8 @@
 All take NumPy arrays, tensors with ``__dlpack__`` in host memory (PyTorch, JAX and others), and
 what ``numpy.asarray`` takes; results are fresh NumPy arrays (bfloat16: of ``ml_dtypes.bfloat16``,
 or the bits as uint16 where that package is missing). All are collective over the process set and
-wait for it; KeyboardInterrupt gets through. They are not differentiable; ``gradred.tensorflow`` has those
-that are.
+wait for it; KeyboardInterrupt gets through. They are not differentiable; ``gradred.tensorflow`` has
+those that are.
 
 Names: the k-th call of a name on a rank belongs to the k-th on the others. Without a name a call is
 named by operation, dtype, process set and the line that makes it, so loops create no new names, and

@@ -186,8 +186,9 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
             continue
         if variable.startswith(LAUNCHER_PREFIXES):
             continue
-        nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0.6)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        name = variable.removeprefix(PREFIX)  # the prefix alone would make all of them alike
+        nearest = difflib.get_close_matches(name, [k.removeprefix(PREFIX) for k in known], n=1)
+        hint = f"; did you mean {PREFIX}{nearest[0]}?" if nearest else ""
         lines.append(f"environment variable {variable} is no setting of gradred{hint}")
     return lines
 

@@ -106,8 +106,13 @@ class Handle {
     py::gil_scoped_release release;
     batch_ = engine->Open(spec_);
     launched_ = true;
-    for (size_t i = 0; i < submissions_.size(); ++i) {
-      engine->Submit(batch_, static_cast<int>(i), std::move(submissions_[i]));
+    try {
+      for (size_t i = 0; i < submissions_.size(); ++i) {
+        engine->Submit(batch_, static_cast<int>(i), std::move(submissions_[i]));
+      }
+    } catch (const Error& error) {  // an argument: the peers must not wait for the rest
+      engine->Abandon(batch_, error.what());
+      throw;
     }
     submissions_.clear();
   }

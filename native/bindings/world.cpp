@@ -9,8 +9,9 @@
 namespace gradred::bindings {
 namespace {
 
-// Channel of the exchange of notes: above those of any process set.
-constexpr uint16_t kNotesChannel = comm::kChannels - 1;
+// Channel of the exchange of notes: above those of any process set, and not the one a world closes
+// on.
+constexpr uint16_t kNotesChannel = comm::kChannels - 2;
 
 std::unique_ptr<comm::World>
     opened_world;  // between open_world and start_engine; guarded by the GIL

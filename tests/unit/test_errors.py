@@ -1,0 +1,87 @@
+"""Exceptions: their kinds, and the package that is light and lazy."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import gradred
+from gradred import errors
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_kinds_are_those_of_the_native_core() -> None:
+    source = (ROOT / "native/src/base/status.cpp").read_text()
+    native = set(re.findall(r'case Kind::k\w+: return "(\w+)"', source)) - {"Ok"}
+    assert native == set(errors.__all__) - {"Error"}
+    for name in native:
+        assert getattr(errors, name).kind == name
+        assert getattr(gradred, name) is getattr(errors, name)
+
+
+@pytest.mark.parametrize("name", sorted(set(errors.__all__)))
+def test_all_are_runtime_errors(name: str) -> None:
+    assert issubclass(getattr(errors, name), errors.Error)
+    assert issubclass(errors.Error, RuntimeError)
+
+
+def test_usage_errors_are_value_errors() -> None:
+    assert issubclass(errors.InvalidArgument, ValueError)
+    assert issubclass(errors.NotInitialized, ValueError)
+    assert issubclass(errors.Timeout, TimeoutError)
+
+
+def _python(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_import_loads_nothing() -> None:
+    done = _python(
+        """
+        import sys
+        before = set(sys.modules)
+        import gradred, gradred.launch
+        gradred.InvalidArgument
+        heavy = {"numpy", "tensorflow", "mpi4py", "gradred._core", "keras"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+        assert set(gradred.__all__) <= set(dir(gradred))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_native_module_says_how_to_build() -> None:
+    done = _python(
+        """
+        import sys
+        sys.modules["gradred._core"] = None
+        import gradred, gradred.launch
+        try:
+            gradred.allreduce
+        except ImportError as error:
+            assert "pip install" in str(error), error
+        else:
+            raise AssertionError("no error")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_exists() -> None:
+    for name in gradred.__all__:
+        assert getattr(gradred, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        gradred.no_such_name  # noqa: B018
+
+
+def test_version_is_that_of_the_project() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{gradred.__version__}"' in text
