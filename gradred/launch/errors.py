@@ -2,4 +2,4 @@
 
 
 class UsageError(Exception):
-    """The command line cannot be followed: a word is unknown or out of range, or a thing missing."""
+    """The command line cannot be followed: a word is wrong or a thing missing."""
