@@ -21,9 +21,9 @@ constexpr int kWindow = 32;
 int LargestPowerOfTwo(int size);  // p
 int HopCount(int size);           // ceil(log2(size)): hops between a rank's value and the result
 
-// --- patterns_reduce.cpp: in place on kData
-// ---------------------------------------------------------------------------- log2(size) exchanges
-// of everything: for short data.
+// --- patterns_reduce.cpp: in place on kData ---
+
+// log2(size) exchanges of everything: for short data.
 Schedule RecursiveDoublingAllReduce(int rank, int size, int64_t nbytes);
 // Exchanges of halves, quarters, ... and back: twice the data sent, whatever the size, plus as much
 // again to fold.
@@ -34,8 +34,8 @@ Schedule PairwiseAllReduce(int rank, int size, int64_t nbytes);
 // The first half of PairwiseAllReduce, for any parts.
 Schedule PairwiseReduceScatter(int rank, int size, const Ranges& parts);
 
-// --- patterns_move.cpp
-// --------------------------------------------------------------------------------------------------
+// --- patterns_move.cpp ---
+
 // blocks[r] of kOut come from rank r. `mine`: where the own one lies now; copied unless it is
 // already in place.
 Schedule PairwiseAllGather(int rank, int size, const Ranges& blocks, Slice mine);
@@ -47,8 +47,8 @@ Schedule BinomialBroadcast(int rank, int size, int root, int64_t nbytes, int64_t
 Schedule PairwiseAllToAll(int rank, int size, const std::vector<int64_t>& send,
                           const std::vector<int64_t>& recv);
 
-// --- patterns_exchange.cpp
-// ----------------------------------------------------------------------------------------------
+// --- patterns_exchange.cpp ---
+
 Schedule DisseminationBarrier(int rank, int size);
 // One message each way; -1: none.
 struct Exchange {
