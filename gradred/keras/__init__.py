@@ -1,0 +1,133 @@
+"""gradred for Keras: Keras 3 on TensorFlow, and tf.keras 2. See gradred.tensorflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gradred.basics import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    plan,
+    rank,
+    shutdown,
+    size,
+)
+from gradred.compression import Compression
+from gradred.counters import metrics
+from gradred.grouping import Groups
+from gradred.objects import allgather_object, broadcast_object
+from gradred.process_sets import ProcessSet, add_process_set, global_process_set
+from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from gradred.tensorflow import barrier, broadcast_variables, functions
+from gradred.tensorflow import optimizer as _optimizer
+
+from gradred.keras import callbacks  # isort: skip
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "cross_rank",
+    "cross_size",
+    "global_process_set",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "metrics",
+    "plan",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp | int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """gradred.tensorflow.DistributedOptimizer with its arguments in Horovod's order for Keras."""
+    return _optimizer.DistributedOptimizer(
+        optimizer,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+    )
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: ReduceOp | int | None = None,
+    compression: Any = None,
+) -> Any:
+    """gradred.tensorflow.allreduce, as a NumPy array in eager mode. Collective."""
+    return _value(
+        functions.allreduce(
+            value,
+            average=average,
+            compression=compression,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            name=name,
+        )
+    )
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """gradred.tensorflow.allgather, as a NumPy array in eager mode. Collective."""
+    return _value(functions.allgather(value, name=name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """gradred.tensorflow.broadcast, as a NumPy array in eager mode. Collective."""
+    return _value(functions.broadcast(value, root_rank, name=name))
+
+
+def _value(tensor: Any) -> np.ndarray | Any:
+    return tensor.numpy() if hasattr(tensor, "numpy") else tensor

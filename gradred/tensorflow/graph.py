@@ -1,0 +1,119 @@
+"""What is read from TensorFlow's graphs while they are built."""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import control_flow_util
+
+import tensorflow as tf
+from gradred.errors import Unsupported
+
+__all__ = ["call_site", "domain_name", "ready_order", "refuse_xla", "run_independently"]
+
+# For each outermost graph: how often a name was used in it.
+_uses: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = weakref.WeakKeyDictionary()
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def ready_order(gradients: Sequence[Any]) -> list[int]:
+    """The indices of the gradients, those that the backward pass produces first first.
+
+    gradients: tensors, IndexedSlices or None (which come last). In a graph a gradient's place is
+    the longest path from the graph's inputs to its producer, then the order of creation: the
+    last layers' gradients come first. Of eager tensors nothing is known; there, and for gradients
+    made outside of the graph, the last of the list come first.
+    """
+    count = len(gradients)
+    if tf.executing_eagerly():
+        return list(reversed(range(count)))
+    graph = tf_ops.get_default_graph()
+    places = _depths(graph)
+    nowhere = (sys.maxsize, 0)
+
+    def place(i: int) -> tuple[int, int, int]:
+        gradient = gradients[i]
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = gradient.values
+        depth, creation = nowhere
+        if gradient is not None and gradient.graph is graph:
+            depth, creation = places[gradient.op.name]
+        return depth, creation, -i
+
+    return sorted(range(count), key=place)
+
+
+def _depths(graph: tf.Graph) -> dict[str, tuple[int, int]]:
+    """Of each operation: length of the longest path of data to it, and its number."""
+    places: dict[str, tuple[int, int]] = {}
+    for number, op in enumerate(graph.get_operations()):
+        # An input that was created later closes a loop: it does not count.
+        depth = max((places.get(i.op.name, (0, 0))[0] for i in op.inputs), default=0)
+        places[op.name] = (depth + 1, number)
+    return places
+
+
+def domain_name(kind: str, name: str | None) -> str:
+    """The name of a call's domain, alike on ranks that run the same program.
+
+    kind: the operation. name: the user's, or None: then the line that calls, or in a graph the
+    function that is traced. Calls traced into one outermost graph get names of their own.
+    """
+    if tf.executing_eagerly():
+        return f"{kind}:{name or call_site()}"
+    graph = _outermost_graph()
+    # Not the line: AutoGraph runs generated files, whose names differ between ranks.
+    full = f"{kind}:{name or getattr(graph, 'name', None) or 'graph'}"
+    uses = _uses.setdefault(graph, collections.Counter())
+    uses[full] += 1
+    return full if uses[full] == 1 else f"{full}.{uses[full] - 1}"
+
+
+def _outermost_graph() -> tf.Graph:
+    graph = tf_ops.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        graph = graph.outer_graph
+    return graph
+
+
+def call_site() -> str:
+    """The line outside of gradred and TensorFlow that called, as "file.py:12".
+
+    Without the folder: ranks may see the program under different paths.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_PACKAGE) and f"{os.sep}tensorflow{os.sep}" not in path:
+            break
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def refuse_xla(what: str) -> None:
+    """Raises Unsupported while a function with jit_compile=True is traced."""
+    if tf.executing_eagerly():
+        return
+    if control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()):
+        raise Unsupported(
+            f"{what} inside jit_compile=True: XLA cannot run it; compile the model and functions "
+            "that reduce with jit_compile=False"
+        )
+
+
+def run_independently(op: Any) -> None:
+    """Takes a stateful op out of automatic control dependencies.
+
+    They would put it behind every stateful op that was traced before, so that no reduction began
+    before the backward pass ended. Where TensorFlow lacks the call, results are right but late.
+    """
+    manager = getattr(op.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(op)

@@ -1,0 +1,69 @@
+"""The op library, loaded, and its errors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from gradred import errors
+from gradred._native import core
+
+__all__ = ["as_gradred_error", "native_errors", "ops"]
+
+
+def _load() -> Any:
+    path = os.path.join(core.library_dir(), "libgradred_tf.so")
+    module = tf.load_op_library(path)
+    load_error = ctypes.CDLL(path).gradred_tf_load_error
+    load_error.restype = ctypes.c_char_p
+    reason = load_error()
+    if reason is not None:
+        raise errors.Unsupported(
+            f"gradred's ops cannot be used with TensorFlow {tf.__version__}: {reason.decode()}"
+        )
+    return module
+
+
+ops = _load()
+
+_KIND = re.compile(r"gradred (\w+): ")
+
+
+def as_gradred_error(error: tf.errors.OpError) -> errors.Error | None:
+    """The error of gradred that an op failed with, or None if it was not one of gradred's."""
+    text = error.message or ""
+    match = _KIND.search(text)
+    kind = getattr(errors, match[1], None) if match else None
+    if match is None or kind is None:
+        return None
+    # TensorFlow adds where the op was: "... [Op:GradredRunList] name: "
+    return kind(text[match.end() :].partition(" [Op:")[0])
+
+
+@contextmanager
+def native_errors() -> Iterator[None]:
+    """Turns what ops raise in eager mode into gradred's exceptions."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        ours = as_gradred_error(error)
+        if ours is None:
+            raise
+        raise ours from None
+
+
+def _not_differentiable(op: Any, *_: Any) -> None:
+    raise errors.Unsupported(
+        f"'{op.name}' is not differentiable: gradients that an optimizer or a tape reduced cannot "
+        "be differentiated again; use gradred.tensorflow.allreduce, which can"
+    )
+
+
+for _name in ("GradredSubmit", "GradredWait", "GradredRunList"):
+    tf.RegisterGradient(_name)(_not_differentiable)
+tf.no_gradient("GradredJoin")

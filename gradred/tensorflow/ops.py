@@ -1,0 +1,116 @@
+"""Running the entries of a domain: Submit, Join and Wait in graphs, one op in eager mode."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tensorflow as tf
+from gradred._native import core
+from gradred.tensorflow import graph
+from gradred.tensorflow.native import native_errors, ops
+
+__all__ = ["Domain", "Member", "declare", "reduce_members", "run_members"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One entry of a domain. Fields: see EntrySpec in native/src/engine/spec.h."""
+
+    label: str
+    op: str
+    dtype: str
+    wire: str
+    shape: tuple[int, ...]  # -1: known when it runs
+    reduce_op: str = "sum"
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A declared domain: its name, and the key under which the ops find its spec."""
+
+    name: str
+    key: str
+    members: tuple[Member, ...]
+
+
+_declared: dict[tuple[Any, ...], Domain] = {}
+_numbers = itertools.count()
+
+
+def declare(
+    name: str, members: Sequence[Member], group_ends: Sequence[int], process_set: int
+) -> Domain:
+    """Makes a domain's spec known to the native core; the same arguments give the same Domain."""
+    identity = (name, tuple(members), tuple(group_ends), process_set)
+    domain = _declared.get(identity)
+    if domain is None:
+        # See Note [Names of specs] in native/tf/domains.h.
+        domain = Domain(name, f"{name}#{next(_numbers)}", tuple(members))
+        entries = [{**asdict(m), "shape": list(m.shape)} for m in members]
+        for key in (domain.key, name):  # under the plain name for gradred.plan()
+            core.register_spec(key, process_set, entries, list(group_ends))
+        _declared[identity] = domain
+    return domain
+
+
+def static_shape(tensor: tf.Tensor) -> tuple[int, ...] | None:
+    """A tensor's shape with -1 for what is not known, or None if not even the rank is."""
+    if tensor.shape.rank is None:
+        return None
+    return tuple(-1 if d is None else int(d) for d in tensor.shape.as_list())
+
+
+def reduce_members(
+    domain: Domain, tensors: Sequence[tf.Tensor], absent: Sequence[int] = ()
+) -> tuple[list[tf.Tensor], Any]:
+    """Runs a domain of allreduces. Collective.
+
+    tensors: one for each member, in order; of a position in ``absent`` only the shape matters.
+
+    Returns: the reduced tensors, and in eager mode the number of ranks that brought each (a NumPy
+    array of int32); in a graph None.
+    """
+    graph.refuse_xla(f"a reduction of '{domain.name}'")
+    if tf.executing_eagerly():
+        results, present = run_members(domain, tensors, absent)
+        return results, present.numpy()
+    submits = []
+    for position, tensor in enumerate(tensors):
+        submit = ops.gradred_submit(
+            tensor, domain=domain.key, position=position, absent=position in absent
+        )
+        graph.run_independently(submit.ticket.op)
+        submits.append(submit)
+    joined = ops.gradred_join([submit.ticket for submit in submits])
+    graph.run_independently(joined.op)
+    reduced = [
+        ops.gradred_wait(submit.staged, joined, position=position)
+        for position, submit in enumerate(submits)
+    ]
+    return reduced, None
+
+
+def run_members(
+    domain: Domain,
+    tensors: Sequence[tf.Tensor],
+    absent: Sequence[int] = (),
+    ordered: bool = False,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Runs a domain of any collectives as one op. Collective. See reduce_members.
+
+    ordered: in a graph, keep the place among the stateful ops of the program.
+    """
+    graph.refuse_xla(f"{domain.members[0].op} of '{domain.members[0].label}'")
+    with native_errors():
+        results, present = ops.gradred_run_list(
+            list(tensors), domain=domain.key, absent=list(absent)
+        )
+    if not ordered and not tf.executing_eagerly():
+        graph.run_independently(present.op)
+    return list(results), present

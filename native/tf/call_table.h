@@ -1,0 +1,120 @@
+// The calls of graphs that are under way: which batch of the engine a Submit, its Join and its Wait
+// belong to.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/engine.h"
+#include "kernel_support.h"
+
+namespace gradred::tf {
+
+// Note [Submit, Join, Wait]
+// In a graph a reduction is N Submits (each runs when its gradient is there, and never waits), one
+// Join that takes their tickets, and N asynchronous Waits that need the Join. So no Wait starts
+// before the last gradient is there: if an op fails in the middle of the backward pass, the step
+// ends with that op's own error, and TensorFlow drops the tickets. A ticket dropped before Join is
+// therefore the sign that this rank gave its step up, and the moment to tell the others. With one
+// asynchronous op a tensor instead, the step would hang: TensorFlow waits for pending ops, and the
+// others never submit the rest.
+
+// Which run of a graph's Submits belongs together: a loop runs its iterations in parallel.
+struct CallKey {
+  std::string domain;  // See Note [Names of specs]
+  uint64_t frame = 0;
+  int64_t iteration = 0;
+  bool operator<(const CallKey& o) const {
+    return std::tie(domain, frame, iteration) < std::tie(o.domain, o.frame, o.iteration);
+  }
+};
+
+// What a Submit hands over: TensorFlow's tensors, held until the engine is done with them.
+struct Staged {
+  SharedTensor output;  // the result will be here
+  SharedTensor input;   // null: `output` holds the input
+  bool absent = false;  // no gradient on this rank
+};
+
+class Call : public std::enable_shared_from_this<Call> {
+ public:
+  using Waiter = std::function<void(const engine::Result&)>;
+
+  // Starts a batch of the engine if all shapes are known, else when the last member is there.
+  // Throws what Engine::Open throws.
+  Call(int64_t id, CallKey key);
+
+  int64_t id() const { return id_; }
+  const CallKey& key() const { return key_; }
+  int size() const { return static_cast<int>(members_.size()); }
+
+  // Throws kInvalidArgument when the tensor does not fit the spec.
+  void Submit(int position, Staged staged);
+  // `waiter` runs once, here or on the engine's completion thread, when the result is there. After
+  // Submit.
+  void Wait(int position, Waiter waiter);
+  // The others learn that this rank will not submit the rest.
+  void Abandon(const std::string& reason);
+
+ private:
+  struct Member {
+    bool submitted = false, done = false;
+    Staged staged;
+    engine::Result result;
+    Waiter waiter;
+  };
+
+  engine::BatchPtr OpenWithKnownShapes(engine::Engine& engine);  // with mutex_ held
+  engine::Submission SubmissionOf(int position);                 // with mutex_ held
+  void Finish(int position, const engine::Result& result);
+
+  const int64_t id_;
+  const CallKey key_;
+  const engine::DomainSpecPtr spec_;
+  const std::weak_ptr<engine::Engine>
+      engine_;  // weak: the last owner must not be a callback of its own
+  std::mutex mutex_;
+  std::vector<Member> members_;
+  std::vector<engine::Shape> shapes_;
+  int missing_;
+  engine::BatchPtr batch_;
+  bool abandoned_ = false;
+};
+using CallPtr = std::shared_ptr<Call>;
+
+class CallTable {
+ public:
+  static CallTable& The();
+
+  // The open call that `position` belongs to; a position claimed twice means that a step failed
+  // here before, and opens a new one.
+  CallPtr Claim(const CallKey& key, int position);
+  CallPtr Find(int64_t id);  // throws kInternal
+  // All members are submitted: tickets may go. Throws kInternal when the tickets are not those of
+  // one whole call.
+  CallPtr Join(const std::vector<int64_t>& tickets);
+  void DropTicket(int64_t id);
+  void DropJoined(int64_t id);
+
+ private:
+  struct Open {
+    CallPtr call;
+    std::set<int> claimed;
+    int tickets = 0;
+    bool joined = false;
+  };
+  void Forget(int64_t id);  // with mutex_ held
+
+  std::mutex mutex_;
+  std::map<int64_t, Open> calls_;
+  std::map<CallKey, int64_t> by_key_;  // calls that still take members
+  int64_t last_id_ = 0;
+};
+
+}  // namespace gradred::tf

@@ -1,0 +1,73 @@
+#include "domains.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace gradred::tf {
+namespace {
+
+std::string Text(const engine::Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += shape[i] < 0 ? "?" : std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+bool Fits(const engine::Shape& declared, const engine::Shape& actual) {
+  if (declared.size() != actual.size()) return false;
+  for (size_t i = 0; i < declared.size(); ++i)
+    if (declared[i] >= 0 && declared[i] != actual[i]) return false;
+  return true;
+}
+
+}  // namespace
+
+engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix) {
+  static std::mutex* mutex =
+      new std::mutex;  // kept: TensorFlow's threads outlive static destructors
+  static auto* specs = new std::map<std::pair<std::string, std::string>, engine::DomainSpecPtr>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  engine::DomainSpecPtr& spec = (*specs)[{key, suffix}];
+  if (spec == nullptr) {
+    const engine::DomainSpecPtr registered = engine::FindSpec(key);
+    if (registered == nullptr)
+      throw Error(Kind::kInternal,
+                  "nothing is known of the domain '" + key +
+                      "': was this graph traced by another process and loaded here?");
+    auto named = std::make_shared<engine::DomainSpec>(*registered);
+    named->name = key.substr(0, key.rfind('#')) + suffix;
+    spec = std::move(named);
+  }
+  return spec;
+}
+
+engine::DomainSpecPtr WithShapes(const engine::DomainSpecPtr& spec,
+                                 const std::vector<engine::Shape>& shapes,
+                                 const engine::DomainSpecPtr& recent) {
+  bool same = recent != nullptr;
+  for (size_t i = 0; same && i < shapes.size(); ++i) same = recent->entries[i].shape == shapes[i];
+  if (same) return recent;
+  auto filled = std::make_shared<engine::DomainSpec>(*spec);
+  for (size_t i = 0; i < shapes.size(); ++i) filled->entries[i].shape = shapes[i];
+  return filled;
+}
+
+void CheckFits(const engine::DomainSpec& spec, int position, DType dtype,
+               const engine::Shape& shape) {
+  if (position < 0 || position >= static_cast<int>(spec.entries.size()))
+    throw Error(Kind::kInternal, "'" + spec.name + "' has no position " + std::to_string(position));
+  const engine::EntrySpec& entry = spec.entries[position];
+  if (dtype == entry.dtype && Fits(entry.shape, shape)) return;
+  throw Error(Kind::kInvalidArgument, std::string(engine::OpName(entry.op)) + " of '" +
+                                          entry.label + "' (position " + std::to_string(position) +
+                                          " of '" + spec.name + "'): expected " +
+                                          DTypeName(entry.dtype) + " " + Text(entry.shape) +
+                                          ", got " + DTypeName(dtype) + " " + Text(shape));
+}
+
+}  // namespace gradred::tf

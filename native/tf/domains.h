@@ -1,0 +1,31 @@
+// Specs as the ops see them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/spec.h"
+
+namespace gradred::tf {
+
+// Note [Names of specs]
+// A graph keeps the spec that it was traced with for as long as it lives, while the domain of the
+// same name may be traced again with other shapes. So the ops carry "<domain>#<number of the spec
+// in this process>", and specs are registered under that. The engine, and so the other ranks, see
+// "<domain>".
+
+// The spec registered as `key`, under the name of its domain plus `suffix`. Kept: the same pointer
+// for the same arguments. Throws kInternal when nothing is registered.
+engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix);
+
+// `spec` with unknown dimensions taken from `shapes`, one for each entry. Returns `recent` if that
+// is already so.
+engine::DomainSpecPtr WithShapes(const engine::DomainSpecPtr& spec,
+                                 const std::vector<engine::Shape>& shapes,
+                                 const engine::DomainSpecPtr& recent);
+
+// Throws kInvalidArgument when a tensor does not fit its entry.
+void CheckFits(const engine::DomainSpec& spec, int position, DType dtype,
+               const engine::Shape& shape);
+
+}  // namespace gradred::tf

@@ -1,0 +1,18 @@
+// The ops by file.
+#pragma once
+
+#include <vector>
+
+#include "kernel_support.h"
+
+namespace gradred::tf {
+
+#define GRADRED_TF_TYPES "{bool, uint8, int8, int16, int32, int64, half, bfloat16, float, double}"
+constexpr char kTensorType[] = "T: " GRADRED_TF_TYPES;
+constexpr char kTensorTypes[] = "T: list(" GRADRED_TF_TYPES ") >= 1";
+#undef GRADRED_TF_TYPES
+
+const std::vector<OpDefinition>& GraphOps();  // GradredSubmit, GradredJoin, GradredWait
+const std::vector<OpDefinition>& EagerOps();  // GradredRunList
+
+}  // namespace gradred::tf

@@ -1,0 +1,181 @@
+// GradredRunList: all entries of a domain in one op. Eager mode waits for each op, so one op takes
+// the list there; in graphs it serves the collectives whose output shape is known only at the end.
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "domains.h"
+#include "engine/engine.h"
+#include "ops.h"
+
+namespace gradred::tf {
+namespace {
+
+struct RunListKernel {
+  std::string domain;
+  std::set<int> absent;  // positions whose tensor is only the place for the result
+  std::mutex mutex;
+  engine::DomainSpecPtr recent;
+};
+
+void* CreateRunList(TF_OpKernelConstruction* construction) {
+  auto kernel = std::make_unique<RunListKernel>();
+  kernel->domain = StringAttr(construction, "domain");
+  for (int64_t position : IntListAttr(construction, "absent"))
+    kernel->absent.insert(static_cast<int>(position));
+  return kernel.release();
+}
+void DestroyRunList(void* kernel) { delete static_cast<RunListKernel*>(kernel); }
+
+// One execution of the op. Owned by its submissions.
+class Run {
+ public:
+  Run(TF_OpKernelContext* context, Done done)
+      : context_(context), done_(std::move(done)), present_(TheApi().NumInputs(context)) {}
+
+  // Inputs, and outputs where their shapes are known.
+  void Prepare(const engine::DomainSpec& spec, const std::set<int>& absent) {
+    const int n = static_cast<int>(present_.size());
+    if (n != static_cast<int>(spec.entries.size()))
+      throw Error(Kind::kInternal, "'" + spec.name + "' has " +
+                                       std::to_string(spec.entries.size()) + " entries, got " +
+                                       std::to_string(n) + " tensors");
+    for (int i = 0; i < n; ++i) {
+      inputs_.push_back(Input(context_, i));
+      shapes_.push_back(ShapeOf(inputs_[i].get()));
+      CheckFits(spec, i, DTypeOf(inputs_[i].get()), shapes_[i]);
+    }
+    remaining_ = n;
+    outputs_.resize(n);
+    for (int i = 0; i < n; ++i) {
+      if (!HasShapeOfInput(spec.entries[i].op)) continue;
+      inputs_[i].reset();  // our own reference would forbid the reuse of the buffer
+      int forwarded = -1;
+      TfStatus status;
+      outputs_[i].reset(TheApi().ForwardInputOrAllocateOutput(context_, &i, 1, i, shapes_[i].data(),
+                                                              static_cast<int>(shapes_[i].size()),
+                                                              &forwarded, status));
+      status.ThrowIfError();
+      if (forwarded != i && absent.count(i) == 0) inputs_[i] = Input(context_, i);
+    }
+  }
+
+  const std::vector<engine::Shape>& shapes() const { return shapes_; }
+
+  engine::Submission SubmissionOf(const std::shared_ptr<Run>& self, int i, bool absent) {
+    engine::Submission submission;
+    submission.absent = absent;
+    if (outputs_[i] != nullptr) submission.output = TheApi().TensorData(outputs_[i].get());
+    if (!absent)
+      submission.input = inputs_[i] ? TheApi().TensorData(inputs_[i].get()) : submission.output;
+    submission.allocate = [self, i, type = TypeOf(i)](const engine::Shape& shape) {
+      return self->Allocate(i, type, shape);
+    };
+    submission.done = [self, i](const engine::Result& result) { self->Finish(i, result); };
+    return submission;
+  }
+
+ private:
+  static bool HasShapeOfInput(engine::Op op) {
+    return op == engine::Op::kAllReduce || op == engine::Op::kBroadcast ||
+           op == engine::Op::kBarrier;
+  }
+
+  TF_DataType TypeOf(int i) const {
+    return TheApi().TensorType(inputs_[i] ? inputs_[i].get() : outputs_[i].get());
+  }
+
+  void* Allocate(int i, TF_DataType type, const engine::Shape& shape) {
+    size_t nbytes = DTypeSize(DTypeOf(inputs_[i].get()));
+    for (int64_t d : shape) nbytes *= static_cast<size_t>(d);
+    std::lock_guard<std::mutex> lock(mutex_);
+    TfStatus status;
+    outputs_[i].reset(TheApi().AllocateOutput(context_, i, type, shape.data(),
+                                              static_cast<int>(shape.size()), nbytes, status));
+    if (!status.ok()) return nullptr;
+    // An output without elements has no memory; null would mean that there is none to be had.
+    static char nothing[64];
+    void* data = TheApi().TensorData(outputs_[i].get());
+    return data != nullptr ? data : nothing;
+  }
+
+  void Finish(int i, const engine::Result& result) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (failure_.ok()) failure_ = result.status;
+      present_[i] = result.present;
+      if (--remaining_ > 0) return;
+    }
+    if (failure_.ok()) EmitPresent();
+    if (!failure_.ok()) Fail(context_, failure_);
+    // Given back before the consumers run: a buffer that only they refer to can be reused by them.
+    inputs_.clear();
+    outputs_.clear();
+    done_();
+  }
+
+  void EmitPresent() {
+    try {
+      const int64_t n = static_cast<int64_t>(present_.size());
+      TfStatus status;
+      const TensorPtr output(TheApi().AllocateOutput(context_, static_cast<int>(n), TF_INT32, &n, 1,
+                                                     n * sizeof(int32_t), status));
+      status.ThrowIfError();
+      auto* data = static_cast<int32_t*>(TheApi().TensorData(output.get()));
+      for (int64_t i = 0; i < n; ++i) data[i] = present_[i];
+    } catch (...) {
+      failure_ = CurrentException();
+    }
+  }
+
+  TF_OpKernelContext* const context_;
+  const Done done_;
+  std::vector<TensorPtr> inputs_, outputs_;  // inputs_[i] null: the output holds the input
+  std::vector<engine::Shape> shapes_;
+  std::mutex mutex_;
+  std::vector<int> present_;
+  int remaining_ = 0;
+  Status failure_;
+};
+
+void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
+  auto* k = static_cast<RunListKernel*>(kernel);
+  const std::shared_ptr<engine::Engine> engine = engine::Global();
+  engine::DomainSpecPtr spec = SpecFor(k->domain, "");
+  auto run = std::make_shared<Run>(context, std::move(done));
+  run->Prepare(*spec, k->absent);
+  if (!spec->complete()) {
+    std::lock_guard<std::mutex> lock(k->mutex);
+    spec = k->recent = WithShapes(spec, run->shapes(), k->recent);
+  }
+  const engine::BatchPtr batch = engine->Open(spec);
+  std::vector<engine::Submission> submissions;
+  const int n = static_cast<int>(spec->entries.size());
+  for (int i = 0; i < n; ++i)
+    submissions.push_back(run->SubmissionOf(run, i, k->absent.count(i) > 0));
+  for (int i = 0; i < n; ++i) engine->Submit(batch, i, std::move(submissions[i]));
+}
+
+void ShapeUnknown(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TheApi().ShapeInferenceContextSetUnknownShape(context, status);
+}
+
+}  // namespace
+
+const std::vector<OpDefinition>& EagerOps() {
+  static const auto* ops = new std::vector<OpDefinition>{
+      {"GradredRunList",
+       {kTensorTypes, "domain: string", "absent: list(int) = []"},
+       {"tensors: T"},
+       {"results: T", "present: int32"},
+       /*stateful=*/true,
+       &ShapeUnknown,
+       &CreateRunList,
+       &DestroyRunList,
+       nullptr,
+       &RunList},
+  };
+  return *ops;
+}
+
+}  // namespace gradred::tf

@@ -1,0 +1,149 @@
+// GradredSubmit, GradredJoin, GradredWait. See Note [Submit, Join, Wait]
+#include "call_table.h"
+#include "domains.h"
+#include "ops.h"
+
+namespace gradred::tf {
+namespace {
+
+struct SubmitKernel {
+  std::string domain;
+  int position;
+  bool absent;
+};
+
+void* CreateSubmit(TF_OpKernelConstruction* construction) {
+  return new SubmitKernel{StringAttr(construction, "domain"),
+                          static_cast<int>(IntAttr(construction, "position")),
+                          BoolAttr(construction, "absent")};
+}
+void DestroySubmit(void* kernel) { delete static_cast<SubmitKernel*>(kernel); }
+
+// Output 0 becomes the buffer that the engine works in: the gradient's own when TensorFlow says
+// that nobody else reads it.
+Staged Stage(TF_OpKernelContext* context, bool absent) {
+  TensorPtr input = Input(context, 0);
+  const engine::Shape shape = ShapeOf(input.get());
+  input.reset();  // our own reference would forbid the reuse
+  const int candidate = 0;
+  int forwarded = -1;
+  TfStatus status;
+  Staged staged;
+  TF_Tensor* output = TheApi().ForwardInputOrAllocateOutput(
+      context, &candidate, 1, 0, shape.data(), static_cast<int>(shape.size()), &forwarded, status);
+  status.ThrowIfError();
+  staged.output = SharedTensor(output, DeleteTensor());
+  staged.absent = absent;
+  if (forwarded != 0 && !absent) staged.input = SharedTensor(Input(context, 0));
+  return staged;
+}
+
+void Submit(void* kernel, TF_OpKernelContext* context) {
+  const auto* k = static_cast<const SubmitKernel*>(kernel);
+  Staged staged = Stage(context, k->absent);
+  const CallPtr call = CallTable::The().Claim(
+      {k->domain, TheApi().GetFrameId(context), TheApi().GetIterId(context)}, k->position);
+  EmitHandle(context, 1, call->id(), [](int64_t id) { CallTable::The().DropTicket(id); });
+  call->Submit(k->position, std::move(staged));
+}
+
+void Join(void*, TF_OpKernelContext* context) {
+  std::vector<int64_t> tickets(TheApi().NumInputs(context));
+  for (size_t i = 0; i < tickets.size(); ++i)
+    tickets[i] = ScalarInput(context, static_cast<int>(i));
+  const CallPtr call = CallTable::The().Join(tickets);
+  EmitHandle(context, 0, call->id(), [](int64_t id) { CallTable::The().DropJoined(id); });
+}
+
+void* CreateWait(TF_OpKernelConstruction* construction) {
+  return new int(static_cast<int>(IntAttr(construction, "position")));
+}
+void DestroyWait(void* kernel) { delete static_cast<int*>(kernel); }
+
+void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
+  const int position = *static_cast<const int*>(kernel);
+  const CallPtr call = CallTable::The().Find(ScalarInput(context, 1));
+  call->Wait(position, [context, done = std::move(done)](const engine::Result& result) {
+    try {
+      ThrowIfError(result.status);
+      const TensorPtr staged = Input(context, 0);
+      TfStatus status;
+      TheApi().SetOutput(context, 0, staged.get(), status);
+      status.ThrowIfError();
+    } catch (...) {
+      Fail(context, CurrentException());
+    }
+    done();
+  });
+}
+
+class ShapeHandle {
+ public:
+  explicit ShapeHandle(TF_ShapeHandle* handle) : handle_(handle) {}
+  ~ShapeHandle() { TheApi().DeleteShapeHandle(handle_); }
+  ShapeHandle(const ShapeHandle&) = delete;
+  operator TF_ShapeHandle*() { return handle_; }
+
+ private:
+  TF_ShapeHandle* const handle_;
+};
+
+void ShapeOfInput(TF_ShapeInferenceContext* context, TF_Status* status) {
+  ShapeHandle shape(TheApi().NewShapeHandle());
+  TheApi().ShapeInferenceContextGetInput(context, 0, shape, status);
+  if (TheApi().GetCode(status) == TF_OK)
+    TheApi().ShapeInferenceContextSetOutput(context, 0, shape, status);
+}
+
+void ShapeScalar(TF_ShapeInferenceContext* context, TF_Status* status) {
+  ShapeHandle scalar(TheApi().ShapeInferenceContextScalar(context));
+  TheApi().ShapeInferenceContextSetOutput(context, 0, scalar, status);
+}
+
+void ShapeSubmit(TF_ShapeInferenceContext* context, TF_Status* status) {
+  ShapeOfInput(context, status);
+  if (TheApi().GetCode(status) != TF_OK) return;
+  ShapeHandle scalar(TheApi().ShapeInferenceContextScalar(context));
+  TheApi().ShapeInferenceContextSetOutput(context, 1, scalar, status);
+}
+
+}  // namespace
+
+const std::vector<OpDefinition>& GraphOps() {
+  static const auto* ops = new std::vector<OpDefinition>{
+      {"GradredSubmit",
+       {kTensorType, "domain: string", "position: int", "absent: bool = false"},
+       {"tensor: T"},
+       {"staged: T", "ticket: int64"},
+       /*stateful=*/true,
+       &ShapeSubmit,
+       &CreateSubmit,
+       &DestroySubmit,
+       &Submit,
+       nullptr},
+      // Stateful although it has no state: a Join that were pruned would look like a failed step.
+      {"GradredJoin",
+       {"N: int >= 1"},
+       {"tickets: N * int64"},
+       {"joined: int64"},
+       /*stateful=*/true,
+       &ShapeScalar,
+       nullptr,
+       nullptr,
+       &Join,
+       nullptr},
+      {"GradredWait",
+       {kTensorType, "position: int"},
+       {"staged: T", "joined: int64"},
+       {"reduced: T"},
+       /*stateful=*/false,
+       &ShapeOfInput,
+       &CreateWait,
+       &DestroyWait,
+       nullptr,
+       &Wait},
+  };
+  return *ops;
+}
+
+}  // namespace gradred::tf
