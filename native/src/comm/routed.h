@@ -1,0 +1,47 @@
+// Two transports as one: shared memory to the ranks of the same node, the fabric's messages to the others.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/transport.h"
+
+namespace gradred::comm {
+
+class RoutedTransport final : public Transport {
+ public:
+  // near_of[r]: rank r's number in `near`, or -1 where `far` serves it. `far` covers all ranks and is numbered like the
+  // result; null when near serves all. The bell is that of `near`.
+  RoutedTransport(int rank, std::vector<int> near_of, std::unique_ptr<Transport> near,
+                  std::unique_ptr<Transport> far);
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(near_of_.size()); }
+  WorkPtr Send(int peer, Tag tag, const void* data, int64_t nbytes) override;
+  WorkPtr Recv(int peer, Tag tag, void* data, int64_t nbytes) override;
+  void Post(int peer, const std::string& bytes) override;
+  bool TakePosted(Message* message) override;
+  void Progress() override;
+  Doorbell& bell() override { return near_->bell(); }
+  bool MustPoll() const override {
+    return near_->MustPoll() || (far_ != nullptr && far_->MustPoll());
+  }
+  void Abort(const Status& cause) override;
+
+  // Ends the messages to ranks that `near` does not reach; the bell stays. When nothing else is done with this object any more.
+  void DropFar() { far_.reset(); }
+
+ private:
+  struct Route {
+    Transport* transport;
+    int number;
+  };
+  Route RouteTo(int peer);
+
+  int rank_;
+  std::vector<int> near_of_;       // [size]
+  std::vector<int> rank_of_near_;  // [near_->size()]
+  std::unique_ptr<Transport> near_, far_;
+};
+
+}  // namespace gradred::comm

@@ -1,0 +1,260 @@
+#include "comm/world.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include "comm/algorithm_communicator.h"
+#include "comm/fabric.h"
+#include "comm/hierarchical.h"
+#include "comm/peers.h"
+#include "comm/roster.h"
+#include "comm/routed.h"
+#include "comm/shm/communicator.h"
+#include "comm/shm/open_page.h"
+#include "comm/shm/transport.h"
+
+namespace gradred::comm {
+namespace {
+
+// Of a set's four channels; control() and data() are apart from each other.
+constexpr int kControlChannel = 0;                                   // of control()
+constexpr int kIntraChannel = 0, kInterChannel = 2, kFlatChannel = 3;  // of data(); intra has two
+constexpr uint16_t kCloseChannel = kChannels - 1;                    // of control()
+
+const Traffic kTraffic[shm::kTransports] = {Traffic::kControl, Traffic::kData, Traffic::kSide};
+
+uint16_t ChannelOf(int set_id, int channel) {
+  constexpr int kSets = kChannels / kChannelsPerSet - 1;  // the last one's are kept for closing
+  if (set_id < 0 || set_id >= kSets) {
+    throw Error(Kind::kInvalidArgument, "process set " + std::to_string(set_id) + ": at most " +
+                                            std::to_string(kSets) + " process sets are possible");
+  }
+  return static_cast<uint16_t>(set_id * kChannelsPerSet + channel);
+}
+
+class WorldImpl final : public World {
+ public:
+  WorldImpl(std::unique_ptr<Fabric> fabric, const WorldOptions& options);
+  ~WorldImpl() override;
+
+  const Topology& topology() const override { return topology_; }
+  uint64_t nonce() const override { return roster_.nonce; }
+  std::string Describe() const override;
+  Transport& control() override { return *transports_[0]; }
+  Transport& data() override { return *transports_[1]; }
+  Transport& side() override { return *transports_[2]; }
+  std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int set_id) override;
+  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override;
+  std::optional<Status> CheckPeers() override;
+  void Close() override;
+  void Abort(const Status& cause) override;
+
+ private:
+  enum class State { kOpen, kClosed, kAborted };
+
+  void OpenTransports();
+  bool Forked() const { return getpid() != pid_; }
+  int PageIndexOf(int rank) const;
+
+  const pid_t pid_ = getpid();
+  WorldOptions options_;
+  State state_ = State::kOpen;
+  std::unique_ptr<Fabric> fabric_;
+  Roster roster_;
+  Topology topology_;
+  std::vector<int> machine_ranks_;
+  std::shared_ptr<shm::Page> page_;
+  std::unique_ptr<RoutedTransport> transports_[shm::kTransports];
+  std::unique_ptr<Peers> peers_;
+};
+
+WorldImpl::WorldImpl(std::unique_ptr<Fabric> fabric, const WorldOptions& options)
+    : options_(options), fabric_(std::move(fabric)) {
+  Bootstrap& bootstrap = fabric_->bootstrap();
+  roster_ = MakeRoster(bootstrap, options_);
+  topology_ = Topology::Make(bootstrap.rank(), roster_.node_of);
+  machine_ranks_ = roster_.MachineRanks(topology_.rank);
+  page_ = shm::OpenPage(bootstrap, roster_.machine_of, roster_.nonce);
+  OpenTransports();
+
+  std::vector<Peer> peers;
+  for (const int rank : machine_ranks_) {
+    if (rank != topology_.rank) peers.push_back(roster_.ranks[static_cast<size_t>(rank)]);
+  }
+  const auto farewell = [this](int rank) {
+    const shm::Member& member = page_->member(PageIndexOf(rank));
+    const auto state = static_cast<shm::MemberState>(member.state.load(std::memory_order_acquire));
+    Farewell result;
+    result.closed = state == shm::MemberState::kClosed;
+    if (state == shm::MemberState::kFailed) result.cause = member.cause;
+    return result;
+  };
+  const char* notes = std::getenv("GRADRED_JOB_DIR");
+  peers_ = std::make_unique<Peers>(std::move(peers), farewell, notes == nullptr ? "" : notes);
+}
+
+// Shared memory to the ranks of my node. To those of other virtual nodes the fabric's messages, as between machines, so that virtual
+// nodes try the real thing; where the fabric has none, shared memory again.
+void WorldImpl::OpenTransports() {
+  const bool one_node = topology_.nodes() == 1;
+  for (int i = 0; i < shm::kTransports; ++i) {
+    std::unique_ptr<Transport> far = one_node ? nullptr : fabric_->MakeTransport(kTraffic[i]);
+    std::vector<int> near_of(static_cast<size_t>(topology_.size), -1);
+    for (const int rank : machine_ranks_) {
+      const bool same_node = roster_.node_of[static_cast<size_t>(rank)] ==
+                             roster_.node_of[static_cast<size_t>(topology_.rank)];
+      if (same_node || far == nullptr) near_of[static_cast<size_t>(rank)] = PageIndexOf(rank);
+    }
+    transports_[i] = std::make_unique<RoutedTransport>(
+        topology_.rank, std::move(near_of),
+        shm::MakeTransport(page_, i, PageIndexOf(topology_.rank)), std::move(far));
+  }
+}
+
+int WorldImpl::PageIndexOf(int rank) const {
+  return static_cast<int>(std::lower_bound(machine_ranks_.begin(), machine_ranks_.end(), rank) -
+                          machine_ranks_.begin());
+}
+
+WorldImpl::~WorldImpl() {
+  if (Forked()) {  // everything here belongs to the parent
+    (void)peers_.release();
+    for (auto& transport : transports_) (void)transport.release();
+    (void)fabric_.release();
+    return;
+  }
+  if (state_ == State::kOpen && fabric_ != nullptr && page_ != nullptr) {
+    Abort({Kind::kAbandoned,
+           "rank " + std::to_string(topology_.rank) + " left without closing the job"});
+  }
+}
+
+std::string WorldImpl::Describe() const {
+  std::string text = fabric_->Describe();
+  if (topology_.size == 1) return text;
+  text += options_.intra == "shm" ? ", reductions in shared memory" : ", reductions by messages";
+  text += " in the node";
+  const int nodes = topology_.nodes(), machines = roster_.machines();
+  if (nodes != machines) {
+    text += ", " + std::to_string(nodes) + " virtual nodes on " + std::to_string(machines) +
+            (machines == 1 ? " machine" : " machines");
+  }
+  return text;
+}
+
+std::unique_ptr<Communicator> WorldImpl::MakeControl(const std::vector<int>& members, int set_id) {
+  return MakeAlgorithmCommunicator(control(), members, ChannelOf(set_id, kControlChannel));
+}
+
+std::unique_ptr<Communicator> WorldImpl::MakeData(const std::vector<int>& members, int set_id) {
+  const Topology t = topology_.Restrict(members);
+  const uint16_t intra_channel = ChannelOf(set_id, kIntraChannel);
+  std::vector<std::vector<int>> nodes;  // world ranks
+  size_t largest = 0, smallest = members.size();
+  for (int node = 0; node < t.nodes(); ++node) {
+    nodes.emplace_back();
+    for (const int r : t.RanksOfNode(node)) {
+      nodes.back().push_back(members[static_cast<size_t>(r)]);
+    }
+    largest = std::max(largest, nodes.back().size());
+    smallest = std::min(smallest, nodes.back().size());
+  }
+  const auto make_flat = [&] {
+    return MakeAlgorithmCommunicator(data(), members, ChannelOf(set_id, kFlatChannel));
+  };
+  if (largest == 1 || options_.intra == "flat") return make_flat();
+
+  shm::ShmOptions shm_options;
+  shm_options.nonce = roster_.nonce;
+  shm_options.naming = page_->naming();
+  shm_options.scale_size = static_cast<int>(largest);
+  const auto my_node = static_cast<size_t>(t.node_of[static_cast<size_t>(t.rank)]);
+  auto intra = shm::MakeCommunicator(data(), nodes[my_node], intra_channel, shm_options);
+  if (nodes.size() == 1) return intra;
+
+  std::unique_ptr<Communicator> inter;
+  const auto local_rank = static_cast<size_t>(t.local_rank);
+  if (local_rank < smallest) {
+    std::vector<int> across;
+    for (const std::vector<int>& node : nodes) across.push_back(node[local_rank]);
+    inter = MakeAlgorithmCommunicator(data(), std::move(across), ChannelOf(set_id, kInterChannel));
+  }
+  HierarchicalOptions hierarchical;
+  hierarchical.chunk_nbytes = options_.chunk_nbytes;
+  return MakeHierarchical(t, std::move(intra), std::move(inter), make_flat(), hierarchical);
+}
+
+std::optional<Status> WorldImpl::CheckPeers() {
+  if (state_ != State::kOpen || Forked()) return std::nullopt;
+  return peers_->Check();
+}
+
+void WorldImpl::Close() {
+  if (state_ != State::kOpen || Forked()) return;
+  std::vector<int> all(static_cast<size_t>(topology_.size));
+  std::iota(all.begin(), all.end(), 0);
+  auto everybody = MakeAlgorithmCommunicator(control(), all, kCloseChannel);
+  const WorkPtr barrier = everybody->Barrier();
+  const Nanos start = Now();
+  constexpr Nanos kLook = 100 * kMillisecond;
+  while (true) {
+    const Status status = Wait(*barrier, control(), kLook, "closing the job");
+    if (status.ok()) break;
+    if (barrier->Poll()) throw Error(status);
+    if (const std::optional<Status> lost = CheckPeers()) throw Error(*lost);
+    if (Now() - start > options_.timeout) throw Error(status);
+  }
+  page_->Leave(PageIndexOf(topology_.rank), shm::MemberState::kClosed, "");
+  state_ = State::kClosed;
+  // The bells stay: whoever used the transports may ring while it is taken down.
+  for (auto& transport : transports_) transport->DropFar();
+  fabric_->Close();
+}
+
+void WorldImpl::Abort(const Status& cause) {
+  if (state_ == State::kClosed || Forked()) return;
+  state_ = State::kAborted;
+  page_->Leave(PageIndexOf(topology_.rank), shm::MemberState::kFailed, cause.message());
+  for (auto& transport : transports_) {
+    if (transport != nullptr) transport->Abort(cause);
+  }
+  fabric_->Abort();
+}
+
+std::string ChooseTransport(const WorldOptions& options) {
+  if (options.transport != "auto") return options.transport;
+  if (options.mpi_comm != nullptr || MpiIsInitialized() || FindLauncher().size > 1) return "mpi";
+  return std::getenv("GRADRED_LOCAL_SIZE") != nullptr ? "local" : "self";
+}
+
+void CheckOptions(const WorldOptions& options) {
+  const auto check = [](const char* name, const std::string& value,
+                        const std::vector<std::string>& allowed) {
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
+    std::string text;
+    for (const std::string& word : allowed) text += (text.empty() ? "" : ", ") + word;
+    throw Error(Kind::kInvalidArgument,
+                std::string(name) + ": expected one of " + text + ", got '" + value + "'");
+  };
+  check("transport", options.transport, {"auto", "mpi", "local", "self"});
+  check("intra", options.intra, {"shm", "flat"});
+  if (options.virtual_nodes < 1) {
+    throw Error(Kind::kInvalidArgument, "virtual_nodes: expected at least 1, got " +
+                                            std::to_string(options.virtual_nodes));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<World> OpenWorld(const WorldOptions& options) {
+  CheckOptions(options);
+  WorldOptions chosen = options;
+  chosen.transport = ChooseTransport(options);
+  return std::make_unique<WorldImpl>(
+      chosen.transport == "mpi" ? OpenMpiFabric(chosen) : OpenLocalFabric(chosen), chosen);
+}
+
+}  // namespace gradred::comm
