@@ -93,6 +93,11 @@ class RanksPlugin:
             nowhere = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
             reporter._tw = create_terminal_writer(session.config, nowhere)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        if "run_ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker("launch")
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]

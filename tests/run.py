@@ -1,0 +1,210 @@
+"""The whole plan of tests: ``python tests/run.py --native BUILD [--old-python PYTHON] [PART...]``.
+
+Prints what each part prints, then a table of times and one line "N passed, N failed" over all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+# One thread a rank: several ranks share the cores.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONUNBUFFERED": "1",
+}
+_ARRAYS = ["tests/mpi"]  # no TensorFlow: quick to start
+_LOCAL = ["tests/multiproc"]  # ranks started without MPI
+_FRAMEWORKS = ["tests/tensorflow", "tests/keras", "tests/examples"]
+_NO_TESTS = 5  # pytest's exit code when none were chosen
+
+
+@dataclass
+class Counts:
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def add(self, other: Counts) -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+
+@dataclass
+class Part:
+    name: str
+    command: list[str]
+    count: Callable[[str], Counts]
+    limit_s: float
+    environment: dict[str, str] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    seconds: float = 0.0
+
+
+def count_pytest(text: str) -> Counts:
+    """The counts of pytest's last line; an error in set-up or tear-down is a failure."""
+    lines = re.findall(
+        r"^=* ?(\d+ (?:passed|failed|error|skipped|deselected).*) in [\d.]+s", text, re.M
+    )
+    if not lines:
+        return Counts()
+    numbers = {word: int(n) for n, word in re.findall(r"(\d+) ([a-z]+?)s?\b", lines[-1])}
+    return Counts(
+        numbers.get("passed", 0),
+        numbers.get("failed", 0) + numbers.get("error", 0),
+        numbers.get("skipped", 0),
+    )
+
+
+def count_native(text: str) -> Counts:
+    """The counts of all C++ programs; one that printed none has failed."""
+    counts = Counts()
+    for passed, failed in re.findall(r"^\d+: (\d+) passed, (\d+) failed", text, re.M):
+        counts.add(Counts(int(passed), int(failed)))
+    ended = re.search(r"(\d+) tests failed out of", text)
+    if ended and counts.failed == 0:
+        counts.failed = int(ended[1])
+    return counts
+
+
+def run_part(part: Part, folder: Path) -> None:
+    """Runs one part in its own session, shows its output as it comes and fills in its counts."""
+    print(f"\n=== {part.name}: {' '.join(part.command)}", flush=True)
+    start = time.monotonic()
+    environment = {**os.environ, **_ENVIRONMENT, **part.environment}
+    environment["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+    process = subprocess.Popen(
+        part.command,
+        cwd=_ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    signal.signal(signal.SIGALRM, lambda _n, _f: os.killpg(process.pid, signal.SIGTERM))
+    signal.setitimer(signal.ITIMER_REAL, part.limit_s, 10.0)
+    quiet = part.count is count_native  # each of its lines is the name of a test or of a program
+    text = []
+    for raw in process.stdout:
+        text.append(raw.decode(errors="replace"))
+        if not quiet:
+            print(text[-1], end="", flush=True)
+    code = process.wait()
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    part.seconds = time.monotonic() - start
+    part.counts = part.count("".join(text))
+    if quiet and code != 0:
+        print("".join(text), end="", flush=True)
+    if code not in (0, _NO_TESTS) and part.counts.failed == 0:
+        part.counts.failed = 1
+        print(f"FAILED: {part.name} ended with exit code {code}", flush=True)
+
+
+def pytest_part(name: str, python: str, where: list[str], marks: str, limit_s: float) -> Part:
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *where]
+    return Part(name, command, count_pytest, limit_s)
+
+
+def ranks_part(
+    name: str,
+    python: str,
+    size: int,
+    where: list[str],
+    *,
+    local: bool = False,
+    marks: str = "ranks",
+) -> Part:
+    """One job of `size` ranks in which pytest runs on all of them."""
+    part = pytest_part(name, python, where, marks, 900.0)
+    launcher = "local" if local else "auto"
+    launch = [python, "-m", "gradred.launch", "run", "-np", str(size), "--no-tag"]
+    part.command = [*launch, "--launcher", launcher, "--bind", "none", *part.command]
+    return part
+
+
+def has_tests(where: list[str]) -> list[str]:
+    return [folder for folder in where if any((_ROOT / folder).glob("test_*.py"))]
+
+
+def plan(native: str, old_python: str | None) -> list[Part]:
+    python = sys.executable
+    ctest = shutil.which("ctest", path=os.path.dirname(python)) or "ctest"
+    parts = [
+        Part("native", [ctest, "--test-dir", native, "-j2", "-V"], count_native, 900.0),
+        pytest_part("unit", python, ["tests"], "not launch", 600.0),
+        pytest_part("launch", python, ["tests"], "launch", 900.0),
+    ]
+    arrays, local, frameworks = has_tests(_ARRAYS), has_tests(_LOCAL), has_tests(_FRAMEWORKS)
+    for size in (2, 3, 4, 5):
+        if arrays:
+            parts.append(ranks_part(f"mpi-{size}", python, size, arrays))
+        if local:
+            parts.append(ranks_part(f"local-{size}", python, size, local, local=True))
+        if frameworks and size < 5:
+            parts.append(ranks_part(f"tensorflow-{size}", python, size, frameworks))
+    if old_python is not None and frameworks:
+        where = [python_file for python_file in frameworks if "examples" not in python_file]
+        parts.append(ranks_part("oldest-2", old_python, 2, where, marks="ranks and smoke"))
+    for part in parts:
+        part.environment["GRADRED_NATIVE_TESTS"] = str((_ROOT / native).resolve())
+        part.environment["PYTHONPATH"] = str(_ROOT)
+    return parts
+
+
+def table(parts: list[Part]) -> str:
+    rows = ["", f"{'part':<16}{'seconds':>9}{'passed':>8}{'failed':>8}{'skipped':>9}"]
+    for part in parts:
+        c = part.counts
+        rows.append(f"{part.name:<16}{part.seconds:>9.1f}{c.passed:>8}{c.failed:>8}{c.skipped:>9}")
+    rows.append(f"{'all':<16}{sum(part.seconds for part in parts):>9.1f}")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs all tests.")
+    parser.add_argument("--native", default="build/native", help="folder of the built C++ tests")
+    parser.add_argument("--old-python", help="Python with the oldest TensorFlow")
+    parser.add_argument("parts", nargs="*", help="names of parts to run; none: all")
+    arguments = parser.parse_args()
+    old = arguments.old_python
+    if old is not None and not os.access(old, os.X_OK):
+        print(f"TensorFlow 2.15 with Keras 2 is not tested: there is no {old}")
+        old = None
+    parts = plan(arguments.native, str(Path(old).absolute()) if old else None)
+    if arguments.parts:
+        unknown = set(arguments.parts) - {part.name for part in parts}
+        if unknown:
+            parser.error(
+                f"no part {', '.join(unknown)}; there are {', '.join(p.name for p in parts)}"
+            )
+        parts = [part for part in parts if part.name in arguments.parts]
+    total = Counts()
+    with tempfile.TemporaryDirectory(prefix="gradred-tests-") as folder:
+        for part in parts:
+            run_part(part, Path(folder))
+            total.add(part.counts)
+    print(table(parts))
+    print(f"{total.passed} passed, {total.failed} failed")
+    return 0 if total.failed == 0 and total.passed > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
