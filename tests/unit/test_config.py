@@ -45,7 +45,7 @@ def test_numbers_are_plain(variable: str, raw: str) -> None:
 
 def test_ranges() -> None:
     assert config.load({"GRADRED_CHUNK_BYTES": "4096"}).chunk_bytes == 4096
-    with pytest.raises(InvalidArgument, match="GRADRED_CHUNK_BYTES='4095'.*from 4096 to"):
+    with pytest.raises(InvalidArgument, match=r"GRADRED_CHUNK_BYTES='4095'.*from 4096 to"):
         config.load({"GRADRED_CHUNK_BYTES": "4095"})
     with pytest.raises(InvalidArgument, match="0 or 1"):
         config.load({"GRADRED_NULL": "yes"})
