@@ -12,8 +12,10 @@
 #include <thread>
 
 #include "base/log.h"
+#include "comm/algorithm_communicator.h"
 #include "comm/fabric.h"
 #include "comm/mpi/mpi_transport.h"
+#include "conformance.h"
 #include "testing.h"
 
 using namespace gradred;
@@ -257,6 +259,39 @@ TEST(ThreadsUseTransportsOfTheirOwn) {
   CHECK_EQ(good.load(), 3);
 }
 
+conformance::ConformanceOptions Named(const std::string& name) {
+  conformance::ConformanceOptions conform;
+  conform.name = name;
+  conform.timeout = kDeadline;
+  conform.abort = false;  // --mode=abort
+  return conform;
+}
+
+TEST(TransportConforms) {
+  const auto transport = fabric->MakeTransport(Traffic::kData);
+  conformance::CheckTransport(*transport, Named("MPI transport"));
+  WithChunk(1000, [](Transport& chunked) {
+    conformance::CheckTransport(chunked, Named("MPI transport in chunks"));
+  });
+}
+
+TEST(CommunicatorConforms) {
+  const auto transport = fabric->MakeTransport(Traffic::kData);
+  std::vector<int> members(static_cast<size_t>(Size()));
+  std::iota(members.begin(), members.end(), 0);
+  conformance::CheckCommunicator(*MakeAlgorithmCommunicator(*transport, members, 1),
+                                 Named("algorithms over MPI"));
+  std::reverse(members.begin(), members.end());
+  conformance::CheckCommunicator(*MakeAlgorithmCommunicator(*transport, members, 2),
+                                 Named("reversed ranks over MPI"));
+  if (Size() > 2 && Rank() != 1) {
+    members.erase(std::find(members.begin(), members.end(), 1));
+    conformance::CheckCommunicator(*MakeAlgorithmCommunicator(*transport, members, 3),
+                                   Named("some ranks over MPI"));
+  }
+  Barrier();
+}
+
 TEST(WrongArgumentsAreErrors) {
   const auto transport = fabric->MakeTransport(Traffic::kData);
   char byte = 0;
@@ -319,6 +354,10 @@ int AbortMode() {
   Message message;
   CHECK(!transport->TakePosted(&message));
   transport->Progress();
+  auto conform = Named("MPI transport, aborted");
+  conform.abort = true;
+  conformance::CheckTransport(*fabric->MakeTransport(Traffic::kControl), conform);
+  Barrier();
   fabric->Abort();
   fabric->Close();
   CHECK_ERROR(OpenMpiFabric(options), Kind::kNotInitialized, "engine error");

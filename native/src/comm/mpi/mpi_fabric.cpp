@@ -40,7 +40,7 @@ std::string SizeOf(const LauncherInfo& launcher) {
 // Before MPI_Init: under another family's launcher it finds itself alone, or ends the process.
 void CheckFamily(const LauncherInfo& launcher, const Library& library) {
   if (launcher.family.empty() || launcher.family == library.family) return;
-  if (launcher.family == "gloo" && launcher.size <= 1) return;
+  if (launcher.family == "gloo") return;  // of one process; see OpenMpiFabric
   throw Error(Kind::kInvalidArgument,
               SizeOf(launcher) + ", but the MPI library is " + library.Describe() +
                   ", which that launcher does not start" + Remedy(launcher));
@@ -342,6 +342,9 @@ std::unique_ptr<Fabric> Open(const WorldOptions& options, const LauncherInfo& la
 std::unique_ptr<Fabric> OpenMpiFabric(const WorldOptions& options) {
   mpi::Process::Get().ThrowIfOver();
   const LauncherInfo launcher = FindLauncher();
+  if (launcher.family == "gloo" && launcher.size > 1 && !MpiIsInitialized())
+    throw Error(Kind::kInvalidArgument,
+                mpi::SizeOf(launcher) + ", which MPI cannot join" + mpi::Remedy(launcher));
   const mpi::Library library = mpi::ChooseLibrary(options, launcher);
   if (library.finalized)
     throw Error(Kind::kInvalidArgument,

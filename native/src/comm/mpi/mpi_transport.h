@@ -95,10 +95,10 @@ class MessageWork final : public Work {
     typename Abi::Status status{};
     const int code = mpi.Try(mpi.api.Test, &requests_[next_], &flag, &status);
     if (code != Abi::kSuccess) {
-      if (way_ == Way::kReceive && mpi.IsTruncation(code)) ThrowSize(status);
+      if (way_ == Way::kReceive && mpi.IsTruncation(code)) ThrowSize(status, code);
       mpi.Check(code, Text());
     }
-    if (flag && way_ == Way::kReceive && CountOf(status) != Expected()) ThrowSize(status);
+    if (flag && way_ == Way::kReceive && CountOf(status) != Expected()) ThrowSize(status, code);
     return flag != 0;
   }
 
@@ -112,12 +112,13 @@ class MessageWork final : public Work {
     return count;
   }
 
-  // Of a message that was too long, some libraries tell the size.
-  [[noreturn]] void ThrowSize(const typename Abi::Status& status) {
+  // Of a message that was too long the status may not tell the size; then MPI's text may (MPICH).
+  [[noreturn]] void ThrowSize(const typename Abi::Status& status, int code) {
     const int64_t count = CountOf(status);
+    const std::string got = count == Expected() ? "more (" + state_->mpi->ErrorText(code) + ")"
+                                                : std::to_string(At() + count) + " bytes";
     throw Error(Kind::kTransportError,
-                Text() + ": expected " + std::to_string(nbytes_) + " bytes, got " +
-                    (count == Expected() ? "more" : std::to_string(At() + count) + " bytes"));
+                Text() + ": expected " + std::to_string(nbytes_) + " bytes, got " + got);
   }
 
   std::string Text() const {
