@@ -46,6 +46,8 @@ class FaultyTransport : public gradred::comm::Transport {
   bool MustPoll() const override { return faults_.longest_delay > 0 || inner_.MustPoll(); }
   void Abort(const gradred::Status& cause) override { inner_.Abort(cause); }
 
+  int sends() const { return sends_; }  // so far
+
  private:
   class LateWork : public gradred::comm::Work {
    public:

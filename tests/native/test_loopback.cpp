@@ -100,6 +100,32 @@ TEST(EveryAlgorithmConforms) {
   }
 }
 
+// Sends of one rank of four: 2 for recursive doubling, 2 + 2 for halving and doubling, 3 + 3 for
+// pairwise.
+TEST(TableChoosesTheAlgorithm) {
+  using comm::Algorithm;
+  const std::vector<comm::AlgorithmRow> rows = {
+      {"allreduce", 0, Algorithm::kRecursiveDoubling, ""},
+      {"allreduce", 4096, Algorithm::kPairwise, ""},
+      {"allreduce", 1024, Algorithm::kRecursiveHalving, ""}};
+  const auto hub = std::make_shared<comm::LoopbackHub>(4);
+  testing::RunRanks(4, [&](int rank) {
+    const auto inner = hub->MakeTransport(rank);
+    testing::FaultyTransport transport(*inner, {});
+    const auto communicator =
+        comm::MakeAlgorithmCommunicator(transport, Everybody(4), 0, {rows, 1 << 20});
+    int before = 0;
+    for (const auto& [nbytes, sends] : std::vector<std::pair<int64_t, int>>{
+             {0, 0}, {960, 2}, {1024, 4}, {4032, 4}, {4096, 6}, {8192, 6}}) {
+      Ones ones(*communicator, nbytes);
+      auto work = communicator->AllReduce(*ones.segment, 0, ones.layout);
+      ThrowIfError(Wait(*work, transport, kLimit, "allreduce"));
+      testing::CheckEq(transport.sends() - before, sends, "sends", __FILE__, __LINE__);
+      before = transport.sends();
+    }
+  });
+}
+
 TEST(CommunicatorConformsWithTransfersThatFinishInAnyOrder) {
   for (const int size : {3, 4, 6}) {
     for (const uint64_t seed : {1, 2}) {
