@@ -9,6 +9,7 @@ namespace gradred::engine {
 namespace {
 
 constexpr Nanos kWatchEvery = 250 * kMillisecond;   // side channel and liveness, even when all sleep
+constexpr Nanos kWatchAnswers = 20 * kMillisecond;  // while a question about a stall is out
 constexpr Nanos kGatherCauses = 100 * kMillisecond;
 
 }  // namespace
@@ -144,7 +145,7 @@ void ControlLoop::OnNotice(const AbortNotice& notice, int lost_rank) {
 }
 
 void ControlLoop::Watch(Nanos now) {
-  next_watch_ = now + kWatchEvery;
+  next_watch_ = now + (stalls_.awaits_answers() ? kWatchAnswers : kWatchEvery);
   side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice, -1); },
               [this, now](const WhoLacks& question) { stalls_.OnQuestion(question, sets_, now); },
               [this](const ILack& answer) { stalls_.OnAnswer(answer); }});

@@ -9,7 +9,7 @@ namespace gradred::engine {
 namespace {
 
 // The question goes out this long before the limit, so that the answers are there when it passes.
-constexpr Nanos kAhead = 400 * kMillisecond;
+constexpr Nanos kAhead = 700 * kMillisecond;
 
 std::string ForSeconds(Nanos t) {
   const int64_t tenths = t / (100 * kMillisecond);
@@ -79,6 +79,13 @@ Nanos StallWatch::NextWake(const std::vector<std::unique_ptr<SetControl>>& sets)
       for (Nanos limit : {warn_ - kAhead, warn_, fail_ - kAhead, fail_})
         if (limit > 0 && waiting.since + limit > Now()) next = std::min(next, waiting.since + limit);
   return next;
+}
+
+bool StallWatch::awaits_answers() const {
+  return std::any_of(stalls_.begin(), stalls_.end(), [](const auto& entry) {
+    const Stall& stall = entry.second;
+    return (stall.asked_warn || stall.asked_fail) && stall.lacking.empty() && !stall.warned;
+  });
 }
 
 void StallWatch::OnQuestion(const WhoLacks& question, const std::vector<std::unique_ptr<SetControl>>& sets,

@@ -23,6 +23,8 @@ class StallWatch {
   // When Check should run next; kForever when nothing waits.
   Nanos NextWake(const std::vector<std::unique_ptr<SetControl>>& sets) const;
 
+  bool awaits_answers() const;
+
   void OnQuestion(const WhoLacks& question, const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now);
   void OnAnswer(const ILack& answer);
 

@@ -1,0 +1,293 @@
+// The engine with ranks as threads of one process.
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "comm/loopback/world.h"
+#include "engine/engine.h"
+#include "testing.h"
+
+using namespace gradred;
+using namespace gradred::engine;
+using reduce::ReduceOp;
+
+namespace {
+
+// Runs `body` on n engines, a thread a rank; the first failure of a rank fails the test.
+void OnRanks(int n, const std::function<void(Engine&, int)>& body, EngineOptions options = {},
+             bool shut_down = true) {
+  auto worlds = comm::MakeLoopbackWorlds(n, {});
+  std::vector<std::thread> threads;
+  std::vector<std::string> failures(n);
+  for (int r = 0; r < n; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        Engine engine(std::move(worlds[r]), options);
+        body(engine, r);
+        if (shut_down) engine.Shutdown("done");
+      } catch (const std::exception& e) {
+        failures[r] = e.what();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (int r = 0; r < n; ++r)
+    if (!failures[r].empty()) throw testing::Failure("rank " + std::to_string(r) + ": " + failures[r]);
+}
+
+EntrySpec Float(const std::string& label, int64_t count, ReduceOp op = ReduceOp::kSum) {
+  EntrySpec entry;
+  entry.label = label;
+  entry.reduce_op = op;
+  entry.shape = {count};
+  return entry;
+}
+
+DomainSpecPtr Spec(const std::string& name, std::vector<EntrySpec> entries, std::vector<int> ends = {}) {
+  auto spec = std::make_shared<DomainSpec>();
+  spec->name = name;
+  spec->entries = std::move(entries);
+  spec->group_ends = std::move(ends);
+  return spec;
+}
+
+Submission InPlace(std::vector<float>& data) {
+  Submission submission;
+  submission.input = submission.output = data.data();
+  return submission;
+}
+
+std::vector<float> Reduce(Engine& engine, const std::string& name, std::vector<float> data,
+                          ReduceOp op = ReduceOp::kSum) {
+  std::vector<Submission> submissions;
+  submissions.push_back(InPlace(data));
+  engine.RunBlocking(Spec(name, {Float(name, static_cast<int64_t>(data.size()), op)}), std::move(submissions));
+  return data;
+}
+
+}  // namespace
+
+TEST(OneTensor) {
+  for (int n : {1, 2, 3, 4, 5})
+    OnRanks(n, [n](Engine& engine, int r) {
+      for (int step = 0; step < 20; ++step) {
+        const auto sum = Reduce(engine, "x", {float(r + step), 1.0f});
+        CHECK_EQ(sum[0], float(n * (n - 1) / 2 + n * step));
+        CHECK_EQ(sum[1], float(n));
+      }
+      CHECK_EQ(Reduce(engine, "avg", {float(r), 2}, ReduceOp::kAverage)[1], 2.0f);
+    });
+}
+
+TEST(GroupsInAnyOrder) {
+  OnRanks(3, [](Engine& engine, int r) {
+    std::vector<EntrySpec> entries;
+    for (int i = 0; i < 10; ++i) entries.push_back(Float("t" + std::to_string(i), i + 1));
+    const auto spec = Spec("grads", entries, {2, 3, 7, 10});
+    for (int step = 0; step < 30; ++step) {
+      const BatchPtr batch = engine.Open(spec);
+      std::vector<std::vector<float>> data;
+      for (int i = 0; i < 10; ++i) data.emplace_back(i + 1, float(r + i + step));
+      std::atomic<int> left{10};
+      std::atomic<bool> failed{false};
+      for (int k = 0; k < 10; ++k) {
+        const int stride = r == 0 ? 1 : r == 1 ? 3 : 7;  // a different order on each rank
+        const int position = (k * stride + step) % 10;
+        Submission submission = InPlace(data[position]);
+        submission.done = [&](const Result& result) {
+          if (!result.status.ok()) failed = true;
+          --left;
+        };
+        engine.Submit(batch, position, std::move(submission));
+      }
+      while (left > 0) std::this_thread::yield();
+      CHECK(!failed);
+      for (int i = 0; i < 10; ++i) CHECK_EQ(data[i][i], float(3 + 3 * (i + step)));
+    }
+    CHECK(engine.metrics().groups >= 120);
+  });
+}
+
+TEST(MismatchIsAlikeAndHarmless) {
+  std::vector<std::string> texts(3);
+  OnRanks(3, [&](Engine& engine, int r) {
+    for (int round = 0; round < 3; ++round) {
+      try {
+        Reduce(engine, "x", std::vector<float>(r == 1 ? 4 : 3, 1.0f));
+        throw testing::Failure("no error");
+      } catch (const Error& e) {
+        CHECK_EQ(std::string(KindName(e.kind())), "Mismatch");
+        texts[r] = e.what();
+      }
+      CHECK_EQ(Reduce(engine, "x", {1})[0], 3.0f);
+    }
+  });
+  CHECK_EQ(texts[0], texts[1]);
+  CHECK_EQ(texts[0], texts[2]);
+  CHECK(texts[0].find("[4]") != std::string::npos);
+}
+
+TEST(AbsentMembers) {
+  OnRanks(3, [](Engine& engine, int r) {
+    const auto spec = Spec("grads", {Float("some", 2), Float("none", 2)});
+    std::vector<float> data{1, 2}, out{9, 9};
+    std::vector<Submission> submissions(2);
+    submissions[0].absent = r == 0;
+    submissions[0].input = r == 0 ? nullptr : data.data();
+    submissions[0].output = data.data();
+    submissions[1].absent = true;
+    submissions[1].output = out.data();
+    const auto results = engine.RunBlocking(spec, std::move(submissions));
+    CHECK_EQ(results[0].present, 2);
+    CHECK_EQ(results[1].present, 0);
+    CHECK_EQ(data[1], 4.0f);
+    CHECK_EQ(out[0], 0.0f);
+    CHECK_EQ(engine.metrics().partly_absent, 1);
+  });
+}
+
+TEST(AbandonReachesPeers) {
+  OnRanks(2, [](Engine& engine, int r) {
+    const auto spec = Spec("grads", {Float("a", 1), Float("b", 1)});
+    for (int round = 0; round < 5; ++round) {
+      if (r == 0) {
+        const BatchPtr batch = engine.Open(spec);
+        engine.Abandon(batch, "step failed");
+      } else {
+        std::vector<float> a{1}, b{1};
+        std::vector<Submission> submissions;
+        submissions.push_back(InPlace(a));
+        submissions.push_back(InPlace(b));
+        try {
+          engine.RunBlocking(spec, std::move(submissions));
+          throw testing::Failure("no error");
+        } catch (const Error& e) {
+          CHECK_EQ(std::string(KindName(e.kind())), "Abandoned");
+          CHECK(std::string(e.what()).find("rank 0") != std::string::npos);
+          CHECK(std::string(e.what()).find("step failed") != std::string::npos);
+        }
+      }
+      CHECK_EQ(Reduce(engine, "ok", {1})[0], 2.0f);
+    }
+  });
+}
+
+TEST(JoinSuppliesZeros) {
+  OnRanks(3, [](Engine& engine, int r) {
+    for (int step = 0; step < 2 + 3 * r; ++step) {
+      const float expected = step < 2 ? 3 : step < 5 ? 2 : 1;
+      CHECK_EQ(Reduce(engine, "x", {1})[0], expected);
+    }
+    CHECK_EQ(engine.Join(), 2);
+    CHECK_EQ(Reduce(engine, "x", {1})[0], 3.0f);
+  });
+}
+
+TEST(ShutdownFailsWhatWaits) {
+  OnRanks(2, [](Engine& engine, int r) {
+    if (r == 0) return;
+    try {
+      Reduce(engine, "lonely", {1});
+      throw testing::Failure("no error");
+    } catch (const Error& e) {
+      CHECK_EQ(std::string(KindName(e.kind())), "Abandoned");
+      CHECK(std::string(e.what()).find("rank 0") != std::string::npos);
+      CHECK(std::string(e.what()).find("done") != std::string::npos);
+    }
+  });
+}
+
+TEST(StallFailsWhenAsked) {
+  EngineOptions options;
+  options.stall_warn = kSecond / 2;
+  options.stall_fail = kSecond;
+  OnRanks(
+      2,
+      [](Engine& engine, int r) {
+        const Nanos start = Now();
+        if (r == 0) {
+          while (engine.failure().ok() && Now() - start < 10 * kSecond) std::this_thread::yield();
+        } else {
+          try {
+            Reduce(engine, "x", {1});
+            throw testing::Failure("no error");
+          } catch (const Error& e) {
+            CHECK(std::string(e.what()).find("not submitted by rank 0") != std::string::npos);
+          }
+        }
+        CHECK_EQ(std::string(KindName(engine.failure().kind())), "Timeout");
+        CHECK(Now() - start < 3 * kSecond);
+        CHECK_ERROR(engine.Open(Spec("y", {Float("y", 1)})), Kind::kTimeout, "'x'");
+      },
+      options, false);
+}
+
+TEST(ProcessSets) {
+  OnRanks(4, [](Engine& engine, int r) {
+    const int odd = engine.AddProcessSet({1, 3}), most = engine.AddProcessSet({0, 1, 2});
+    auto in = [&](int id) {
+      auto spec = std::make_shared<DomainSpec>(*Spec("x", {Float("x", 1)}));
+      spec->process_set = id;
+      std::vector<float> data{float(r + 1)};
+      std::vector<Submission> submissions;
+      submissions.push_back(InPlace(data));
+      engine.RunBlocking(spec, std::move(submissions));
+      return data[0];
+    };
+    for (int step = 0; step < 10; ++step) {
+      if (r % 2) CHECK_EQ(in(odd), 6.0f);
+      if (r < 3) CHECK_EQ(in(most), 6.0f);
+      CHECK_EQ(in(0), 10.0f);
+    }
+    if (r == 0) CHECK_ERROR(in(odd), Kind::kInvalidArgument, "no member");
+  });
+}
+
+TEST(Exchanges) {
+  OnRanks(3, [](Engine& engine, int r) {
+    EntrySpec gather = Float("g", r);  // r rows of one element
+    gather.op = Op::kAllGather;
+    std::vector<float> mine(r, float(r)), all;
+    Submission submission;
+    submission.input = mine.data();
+    submission.allocate = [&](const Shape& shape) {
+      all.resize(shape[0]);
+      return static_cast<void*>(all.data());
+    };
+    std::vector<Submission> one;
+    one.push_back(std::move(submission));
+    engine.RunBlocking(Spec("gather", {gather}), std::move(one));
+    CHECK(all == (std::vector<float>{1, 2, 2}));
+
+    EntrySpec broadcast = Float("b", 2);
+    broadcast.op = Op::kBroadcast;
+    broadcast.root = 2;
+    std::vector<float> value{float(r), 5};
+    std::vector<Submission> two;
+    two.push_back(InPlace(value));
+    engine.RunBlocking(Spec("broadcast", {broadcast}), std::move(two));
+    CHECK_EQ(value[0], 2.0f);
+
+    EntrySpec scatter = Float("s", 4);
+    scatter.op = Op::kReduceScatter;
+    std::vector<float> part, in{1, 2, 3, 4};
+    Submission s;
+    s.input = in.data();
+    s.allocate = [&](const Shape& shape) {
+      part.resize(shape[0]);
+      return static_cast<void*>(part.data());
+    };
+    std::vector<Submission> three;
+    three.push_back(std::move(s));
+    engine.RunBlocking(Spec("scatter", {scatter}), std::move(three));
+    CHECK_EQ(part.size(), size_t(r == 0 ? 2 : 1));
+    CHECK_EQ(part[0], r == 0 ? 3.0f : r == 1 ? 9.0f : 12.0f);
+  });
+}
+
+TEST(NullReturnsInputs) {
+  EngineOptions options;
+  options.null = true;
+  OnRanks(2, [](Engine& engine, int r) { CHECK_EQ(Reduce(engine, "x", {float(r)})[0], float(r)); }, options);
+}
+
+int main(int argc, char** argv) { return testing::Main(argc, argv); }
