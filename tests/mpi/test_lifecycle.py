@@ -1,0 +1,250 @@
+"""Beginning, end, interruption and idling, inside the ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import gradred as gr
+from gradred import _core
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def engine() -> None:
+    gr.init()
+
+
+def test_init_after_shutdown_several_times(size: int) -> None:
+    for round_ in range(4):
+        gr.shutdown()
+        gr.shutdown()  # does nothing
+        assert not gr.is_initialized()
+        for use in (gr.rank, gr.size, gr.metrics, lambda: gr.allreduce(1.0), gr.barrier):
+            with pytest.raises(ValueError, match="init"):
+                use()
+        odd = gr.ProcessSet([0])
+        gr.init(process_sets=[odd])
+        assert gr.metrics().batches <= 1  # the process set's own
+        assert odd.size() == 1
+        assert (gr.allreduce(np.full(3, round_), gr.Sum) == size * round_).all()
+
+
+def test_process_sets_end_with_the_engine() -> None:
+    old = gr.add_process_set([0])
+    gr.shutdown()
+    gr.init()
+    assert old.process_set_id is None
+    with pytest.raises(gr.InvalidArgument, match="not registered"):
+        old.included()
+    assert gr.add_process_set(old).size() == 1
+
+
+def test_bad_arguments_of_init() -> None:
+    gr.shutdown()
+    for comm in ("world", 3, [0, 0], [-1], ["0"]):
+        with pytest.raises(gr.InvalidArgument, match="comm="):
+            gr.init(comm)
+    assert not gr.is_initialized()
+
+
+def test_rubbish_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    gr.shutdown()
+    for raw in ("abc", "-1", ""):
+        monkeypatch.setenv("GRADRED_STALL_WARN_SECONDS", raw)
+        with pytest.raises(gr.InvalidArgument, match=r"GRADRED_STALL_WARN_SECONDS=.*from 0 to"):
+            gr.init()
+    assert not gr.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("GRADRED_GROUP_BYTES", "1024"),
+        ("GRADRED_WIRE", "float16"),
+        ("GRADRED_INTRA", "flat"),
+        ("GRADRED_VIRTUAL_NODES", "2"),
+        ("GRADRED_CHUNK_BYTES", "65536"),
+    ],
+)
+def test_settings_that_differ(job, monkeypatch, variable: str, value: str) -> None:
+    if job.size == 1:
+        return
+    gr.shutdown()
+    if job.rank == 1:
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(gr.Mismatch) as caught:
+        gr.init()
+    text = str(caught.value)
+    assert len(set(job.exchange(text))) == 1
+    assert variable.removeprefix("GRADRED_").split("_")[0].lower() in text.lower()
+    assert value in text
+    assert "rank 1" in text
+    assert not gr.is_initialized()
+
+
+def test_the_wire_setting_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    gr.shutdown()
+    monkeypatch.setenv("GRADRED_WIRE", "bfloat16")
+    gr.init()
+    try:
+        x = np.array([1 + 2.0**-10], np.float32)  # not a bfloat16
+        assert gr.allreduce(x, gr.Max) == 1
+        assert gr.allreduce(x, gr.Max, wire="none") == x
+        assert gr.allreduce(np.array([257]), gr.Max) == 257
+    finally:
+        gr.shutdown()
+
+
+def test_null_setting_talks_to_nobody(job, monkeypatch: pytest.MonkeyPatch) -> None:
+    gr.shutdown()
+    monkeypatch.setenv("GRADRED_NULL", "1")
+    gr.init()
+    try:
+        mine = np.arange(3.0) + job.rank
+        assert (gr.allreduce(mine, gr.Sum) == mine).all()
+    finally:
+        gr.shutdown()
+
+
+def test_an_interrupt_ends_a_wait_and_the_others_hear_of_it(job) -> None:
+    if job.size == 1:
+        return
+
+    def ring(*_) -> None:
+        raise KeyboardInterrupt
+
+    if job.rank == 0:
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                gr.allreduce(np.ones(3), name="interrupted")
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        job.barrier()
+    else:
+        job.barrier()
+        with pytest.raises(gr.Abandoned, match=r"rank 0.*KeyboardInterrupt while waiting"):
+            gr.allreduce(np.ones(3), name="interrupted")
+    for name in ("interrupted", "another"):
+        assert (gr.allreduce(np.ones(3), gr.Sum, name=name) == job.size).all()
+
+
+def entry(count: int) -> dict:
+    return {
+        "label": "late",
+        "op": "allreduce",
+        "reduce_op": "sum",
+        "dtype": "float32",
+        "wire": "float32",
+        "shape": [count],
+        "prescale": 1.0,
+        "postscale": 1.0,
+        "root": 0,
+    }
+
+
+def test_handles(job) -> None:
+    def start() -> _core.Handle:
+        return _core.start("late", 0, [entry(4)], [], [np.ones(4, np.float32)])
+
+    if job.rank == 0 and job.size > 1:
+        handle = start()
+        assert not handle.done()
+        with pytest.raises(gr.Timeout, match="'late' is not finished"):
+            handle.wait(0.05)
+        job.barrier()
+    else:
+        job.barrier()
+        handle = start()
+    [(result, present, splits)] = handle.wait(20.0)
+    assert handle.done()
+    assert (result == job.size).all()
+    assert present == job.size
+    assert splits == []
+    [(again, _, _)] = handle.wait()
+    assert (again == job.size).all()
+
+
+def test_a_dropped_handle_keeps_its_memory_until_done(job) -> None:
+    for _ in range(5):
+        if job.rank == 0:
+            _core.start("dropped", 0, [entry(1 << 16)], [], [np.ones(1 << 16, np.float32)])
+            job.barrier()
+        else:
+            job.barrier()
+            [(result, _, _)] = _core.run(
+                "dropped", 0, [entry(1 << 16)], [], [np.ones(1 << 16, np.float32)]
+            )
+            assert (result == job.size).all()
+    gr.barrier()
+
+
+def test_absent_members(job) -> None:
+    mine = None if job.rank == 0 else np.full(4, 2.0, np.float32)
+    before = gr.metrics().partly_absent
+    [(result, present, _)] = _core.run("absent", 0, [entry(4)], [], [mine])
+    assert (result == 2 * (job.size - 1)).all()
+    assert present == job.size - 1
+    assert gr.metrics().partly_absent == before + (job.size > 1)
+
+
+def test_wrong_inputs_of_a_batch() -> None:
+    good = np.ones(4, np.float32)
+    for inputs, text in (
+        ([], "expected 1 inputs, got 0"),
+        ([np.ones(4)], "expected 16 bytes, got 32"),
+        ([np.ones(8, np.float32)[::2]], "C-contiguous"),
+        (["good"], "NumPy array"),
+    ):
+        with pytest.raises(gr.InvalidArgument, match=text):
+            _core.run("wrong", 0, [entry(4)], [], inputs)
+    for key, value in (("op", "scan"), ("dtype", "float128"), ("reduce_op", "xor")):
+        with pytest.raises(gr.InvalidArgument, match=f"'{value}': expected one of"):
+            _core.run("wrong", 0, [{**entry(4), key: value}], [], [good])
+
+
+def test_a_forked_child_has_no_engine() -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert not gr.is_initialized()
+            for use in (gr.rank, gr.init, lambda: gr.allreduce(1.0)):
+                with pytest.raises(gr.NotInitialized, match="forked"):
+                    use()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert gr.allreduce(1.0) == 1.0
+
+
+def test_log_lines_reach_python(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "gradred")
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+        _core.log(level, f"line {level}")
+    end = time.monotonic() + 10
+    while len(caplog.records) < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
+        (level, f"line {level}") for level in (10, 20, 30, 40)
+    ]
+
+
+def test_idle_uses_no_cpu(job) -> None:
+    """P2: Horovod takes 22 % of a core."""
+    gr.barrier()
+    job.barrier()
+    start, cpu = time.monotonic(), time.process_time()
+    time.sleep(1.0)
+    used = (time.process_time() - cpu) / (time.monotonic() - start)
+    job.barrier()
+    assert used < 0.05

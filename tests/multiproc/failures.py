@@ -1,0 +1,152 @@
+"""Jobs in which a rank fails, whatever the launcher: programs, and what must come of them."""
+
+from __future__ import annotations
+
+import json
+
+# Every rank that survives prints what it caught, how long it waited, and ends as if all were well.
+_SURVIVE = """
+import atexit, json, os, signal, sys, time
+import numpy as np
+import gradred as gr
+
+def survive(wait):
+    start = time.monotonic()
+    try:
+        wait()
+    except gr.Error as error:
+        print(json.dumps([error.kind, str(error), time.monotonic() - start]))
+    else:
+        print(json.dumps(["nothing", "", 0]))
+
+gr.init()
+for _ in range(3):
+    gr.allreduce(np.ones(3), name="step")
+gr.barrier()
+"""
+
+RAISE = (
+    _SURVIVE
+    + """
+if gr.rank() == 1:
+    raise ValueError("boom in step 3")
+survive(lambda: gr.allreduce(np.ones(3), name="step"))
+"""
+)
+
+EXIT = (
+    _SURVIVE
+    + """
+if gr.rank() == 1:
+    sys.exit(3)
+survive(lambda: gr.allreduce(np.ones(3), name="step"))
+"""
+)
+
+KILL = (
+    _SURVIVE
+    + """
+atexit.register(lambda: print("handlers run"))
+if gr.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+survive(lambda: gr.allreduce(np.ones(3), name="step"))
+survive(lambda: gr.allreduce(np.ones(3), name="another"))
+gr.shutdown()
+survive(gr.init)
+sys.stdout.write("the last line")
+"""
+)
+
+# A known and a new tensor that rank 1 does not bring, at once; then one more try.
+STALL = (
+    _SURVIVE
+    + """
+from gradred import _core
+entry = dict(label="x", op="allreduce", reduce_op="sum", dtype="float64", wire="float64", shape=[3],
+             prescale=1.0, postscale=1.0, root=0)
+if gr.rank() != 1:
+    import logging
+    class Print(logging.Handler):
+        def emit(self, record):
+            print(json.dumps([record.levelname, record.getMessage(), time.monotonic() - start]))
+    logging.getLogger("gradred").addHandler(Print())
+    start = time.monotonic()
+    known = _core.start("step", 0, [{**entry, "label": "step"}], [], [np.ones(3)])
+    new = _core.start("new", 0, [{**entry, "label": "new"}], [], [np.ones(3)])
+    survive(known.wait)
+    survive(new.wait)
+else:
+    end = time.monotonic() + 20
+    while _core.failure() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    survive(lambda: gr.allreduce(np.ones(3), name="step"))
+"""
+)
+
+
+def caught(text: str) -> list[tuple[str, str, float]]:
+    """What a rank printed: kind, message, seconds."""
+    return [tuple(json.loads(line)) for line in text.splitlines() if line.startswith("[")]
+
+
+def check_raise(run_ranks, launcher: str) -> None:
+    result = run_ranks(3, RAISE, launcher=launcher)
+    assert result.returncode != 0, result.text
+    assert result.codes == [0, 1, 0], result.text
+    for rank in (0, 2):
+        [(kind, text, seconds)] = caught(result.out[rank])
+        assert kind == "Abandoned", result.text
+        assert "rank 1" in text, text
+        assert "ValueError: boom in step 3" in text, text
+        assert seconds < 5
+    assert "ValueError: boom in step 3" in result.err[1]
+
+
+def check_exit(run_ranks, launcher: str) -> None:
+    result = run_ranks(3, EXIT, launcher=launcher)
+    assert result.returncode != 0, result.text
+    assert result.codes == [0, 3, 0], result.text
+    for rank in (0, 2):
+        [(kind, text, seconds)] = caught(result.out[rank])
+        assert kind == "Abandoned", result.text
+        assert "rank 1" in text, text
+        assert "the process ended" in text, text
+        assert seconds < 5
+
+
+def check_kill(run_ranks, launcher: str, program: str = KILL) -> None:
+    result = run_ranks(3, program, launcher=launcher)
+    assert result.returncode != 0, result.text
+    assert result.codes[1] == -9, result.text
+    for rank in (0, 2):
+        first, second, init = caught(result.out[rank])
+        for kind, text, seconds in (first, second, init):
+            assert kind == "PeerLost", result.text
+            assert "rank 1" in text, text
+            assert "SIGKILL" in text, text
+            assert seconds < 5
+        assert "refused after an engine error" in init[1]
+        assert result.codes[rank] == 1, result.text
+        assert "the last line" in result.out[rank]
+        assert "handlers run" in result.out[rank]
+
+
+def check_stall(run_ranks, launcher: str) -> None:
+    limits = {"GRADRED_STALL_WARN_SECONDS": "3", "GRADRED_STALL_FAIL_SECONDS": "6"}
+    result = run_ranks(2, STALL, launcher=launcher, env=limits)
+    assert result.returncode != 0, result.text
+    lines = caught(result.out[0])
+    warnings = [line for line in lines if line[0] == "WARNING"]
+    failures = [line for line in lines if line[0] == "Timeout"]
+    for name in ("step", "new"):
+        [(_, text, seconds)] = [w for w in warnings if f"'{name}'" in w[1]]
+        assert "rank 1" in text, text
+        assert 2.9 < seconds < 4, lines
+    assert len(failures) == 2, result.text
+    assert 5.9 < failures[0][2] < 7, lines
+    for _, text, _ in failures:
+        assert "not submitted by rank 1" in text
+        assert "stall limit is 6" in text
+    [(kind, text, _)] = caught(result.out[1])
+    assert kind == "Timeout", result.text
+    assert "rank 0 has waited" in text
