@@ -36,6 +36,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _launcher(text: str) -> str:
+    if text not in ("auto", "mpirun", "local") and "/" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not auto, mpirun, local or a path")
+    return text
+
+
 def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "run",
@@ -53,9 +59,10 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     where.add_argument("--hostfile", metavar="FILE", help="lines HOST slots=N, or HOST:N")
     add(
         "--launcher",
-        choices=("auto", "mpirun", "local"),
+        type=_launcher,
         default="auto",
-        help="auto: mpirun where there is one, else local (one machine, no MPI)",
+        metavar="auto|mpirun|local|PATH",
+        help="auto: mpirun where there is one, else local (one machine, no MPI); PATH of an mpirun",
     )
     add(
         "--bind",

@@ -34,7 +34,7 @@ class RunOptions:
     size: int
     command: list[str]
     hosts: list[Host] = field(default_factory=list)
-    launcher: str = "auto"  # auto, mpirun, local
+    launcher: str = "auto"  # auto, mpirun, local, or the path of an mpirun
     bind: str = "core"  # core, none
     tag: bool = True
     variables: dict[str, str] = field(default_factory=dict)  # set for the ranks
@@ -54,7 +54,7 @@ def choose_launcher(options: RunOptions) -> mpirun.Mpirun | None:
         if others:
             raise UsageError(f"--launcher local is for one machine; {', '.join(others)} is another")
         return None
-    path = mpirun.find_mpirun()
+    path = options.launcher if "/" in options.launcher else mpirun.find_mpirun()
     if path is not None:
         return mpirun.identify(path)
     if options.launcher == "mpirun":
@@ -85,7 +85,7 @@ class JobRun:
         self._signals: list[int] = []
         self._kill_at: float | None = None  # the next step of ending the job
         self._next_signal = signal.SIGTERM
-        self._timed_out = False
+        self._by_signal = self._timed_out = False  # why the job ended, when no rank did it
         self._files: set[str] = set()
 
     def run(self) -> int:
@@ -192,7 +192,7 @@ class JobRun:
     def _signal(self, number: int) -> None:
         """Hands the first on as it is; what comes later hastens the end."""
         if self._main_code == 0:
-            self._main_code = 128 + number
+            self._main_code, self._by_signal = 128 + number, True
         if self._kill_at is not None:
             self._begin_end(self._next_signal)
         elif number == signal.SIGINT and in_foreground():
@@ -234,8 +234,8 @@ class JobRun:
                 say(f"rank {rank}: {text}")
         if self._timed_out:
             return _TIMED_OUT
-        if self._main_code == 0:
-            return 0
+        if self._main_code == 0 or self._by_signal:
+            return self._main_code
         for _, rank, text in notes:
             match = re.match(r"(signal|exit code) (\d+)", text)
             if match and match[2] != "0":

@@ -1,0 +1,286 @@
+"""Jobs started by ``gradred run``: output, exit codes, signals, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.launches import _TOKEN, find_mpirun, processes_of
+
+pytestmark = pytest.mark.launch
+
+# What a stand-in for mpirun says of itself, and the variables its ranks get.
+STAND_INS = {
+    "Open MPI": (
+        "mpirun (Open MPI) 5.0.9",
+        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "MPICH": (
+        "HYDRA build details:\n    Version:   4.2",
+        "PMI_RANK MPI_LOCALRANKID",
+        "PMI_SIZE MPI_LOCALNRANKS",
+    ),
+}
+# Starts the ranks and, as the real ones do, ends all at once when one ends badly.
+STAND_IN = """#!{python} -S
+import json, os, subprocess, sys, time
+if sys.argv[1:] == ["--version"]:
+    print({version!r})
+    sys.exit()
+json.dump(sys.argv[1:], open({record!r}, "w"))
+words = sys.argv[1:]
+size = int(words[words.index("-n") + 1])
+command = words[words.index({python!r}):]
+ranks = []
+for rank in range(size):
+    environ = dict(os.environ)
+    environ.update({{name: str(rank) for name in {ranks!r}.split()}})
+    environ.update({{name: str(size) for name in {sizes!r}.split()}})
+    ranks.append(subprocess.Popen(command, env=environ))
+while True:
+    codes = [rank.poll() for rank in ranks]
+    if any(codes) or None not in codes:
+        break
+    time.sleep(0.01)
+for rank in ranks:
+    rank.terminate()
+sys.exit(next((code % 256 for code in codes if code), 0))
+"""
+
+
+@contextmanager
+def started(*words: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    """A running `gradred run`; afterwards nothing of it may be left."""
+    token = os.urandom(8).hex()
+    folders = set(Path("/tmp").glob("gradred-*"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gradred.launch", "run", *words],
+        env={**os.environ, _TOKEN: token},
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+        assert process.wait(20) is not None
+        end = time.monotonic() + 3
+        while (left := processes_of(token)) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert left == {}
+        if process.returncode >= 0:
+            assert set(Path("/tmp").glob("gradred-*")) <= folders
+    finally:
+        process.kill()
+        for pid in processes_of(token):
+            os.kill(pid, signal.SIGKILL)
+
+
+def gradred_run(*words: str) -> subprocess.CompletedProcess[str]:
+    with started(*words) as process:
+        out, err = process.communicate(timeout=30)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def local(size: int, program: str, *options: str) -> list[str]:
+    """Words that run Python text on ranks without MPI."""
+    head = "import os, signal, sys, time; rank = int(os.environ['GRADRED_LOCAL_RANK'])\n"
+    return [
+        *("-np", str(size), "--launcher", "local", *options),
+        *(sys.executable, "-S", "-u", "-c", head + program),
+    ]
+
+
+def test_output_and_success() -> None:
+    program = "print('to', os.environ['GRADRED_LOCAL_SIZE']); print('error', file=sys.stderr)"
+    done = gradred_run(*local(3, program))
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0] to 3", "[1] to 3", "[2] to 3"]
+    assert sorted(done.stderr.splitlines()) == ["[0] error", "[1] error", "[2] error"]
+
+
+def test_no_tag_and_input() -> None:
+    read, write = os.pipe()
+    with started(*local(2, "print(sys.stdin.read().upper())", "--no-tag"), stdin=read) as process:
+        os.close(read)
+        os.write(write, b"to rank 0")
+        os.close(write)
+        out, err = process.communicate(timeout=30)
+    assert sorted(out.splitlines()) == ["", "TO RANK 0"]
+    assert (process.returncode, err) == (0, "")
+
+
+def test_variables_and_threads() -> None:
+    program = (
+        "print([os.environ[n] for n in ('ANSWER', 'OMP_NUM_THREADS')], "
+        "len(os.sched_getaffinity(0)))"
+    )
+    done = gradred_run(*local(1, program, "-x", "ANSWER=42", "-x", "OMP_NUM_THREADS=3"))
+    assert done.stdout == f"[0] ['42', '3'] {len(os.sched_getaffinity(0))}\n"
+
+
+def test_first_bad_exit_code() -> None:
+    """The others have the grace time to end by themselves, and then are ended."""
+    done = gradred_run(*local(3, "time.sleep(60 * (rank != 1)); sys.exit(3)", "--grace", "0.3"))
+    assert done.returncode == 3
+    assert done.stderr == "gradred run: the job ended because rank 1 ended by exit code 3\n"
+
+
+def test_others_end_by_themselves() -> None:
+    """A rank that ends well while others go on ends nothing."""
+    program = (
+        "while rank and not os.path.exists(os.environ['GRADRED_JOB_DIR'] + '/rank-0'): pass\n"
+        "print('done')"
+    )
+    done = gradred_run(*local(2, program))
+    assert (done.returncode, done.stdout) == (0, "[0] done\n[1] done\n")
+
+
+def test_command_not_executable(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("not a program")
+    program.chmod(0o755)
+    done = gradred_run("-np", "2", "--launcher", "local", "--grace", "0.3", str(program))
+    assert done.returncode == 127
+    assert f"[0] gradred run: cannot start {program}: Exec format error\n" in done.stderr
+
+
+NOTE = """
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+start = time.monotonic()
+note = os.environ['GRADRED_JOB_DIR'] + '/rank-1'
+while not os.path.exists(note):
+    time.sleep(0.01)
+print('rank 1 ended by', open(note).read().strip())
+time.sleep(60)
+"""
+
+
+def test_survivors_learn_of_a_killed_rank() -> None:
+    done = gradred_run(*local(3, NOTE, "--grace", "1"))
+    assert done.returncode == 128 + signal.SIGKILL
+    text = "rank 1 ended by signal 9 (SIGKILL)"
+    assert sorted(done.stdout.splitlines()) == [f"[0] {text}", f"[2] {text}"]
+    assert done.stderr == f"gradred run: the job ended because {text}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_handed_on_once(number: signal.Signals) -> None:
+    program = (
+        f"signal.signal({number:d}, lambda n, f: print('got', n))\n"
+        "print('ready'); signal.pause(); time.sleep(0.3)"
+    )
+    with started(*local(2, program)) as process:
+        assert process.stdout is not None
+        assert {process.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=30)
+    assert sorted(out.splitlines()) == [f"[0] got {number:d}", f"[1] got {number:d}"]
+    assert process.returncode == 128 + number
+
+
+def test_deaf_ranks_are_killed() -> None:
+    """Also what they have started, in a session of its own."""
+    program = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.fork() or (os.setsid(), os.fork())\n"
+        "print('ready'); time.sleep(60)"
+    )
+    with started(*local(1, program, "--grace", "0.3")) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(3)] == ["[0] ready\n"] * 3
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert time.monotonic() - start < 10
+
+
+def test_timeout() -> None:
+    done = gradred_run(*local(2, "time.sleep(60)", "--timeout", "0.5", "--grace", "0.5"))
+    assert done.returncode == 124
+    assert "gradred run: no end within 0.5 s: ending the job" in done.stderr
+
+
+def test_launcher_is_killed() -> None:
+    with started(*local(2, "print('ready'); time.sleep(60)")) as process:
+        assert process.stdout is not None
+        assert {process.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+        [folder] = Path("/tmp").glob("gradred-*/output.sock")
+        process.kill()
+    folder.unlink()
+    for note in folder.parent.iterdir():
+        note.unlink()
+    folder.parent.rmdir()
+
+
+def test_output_is_closed() -> None:
+    with started(*local(2, "while True: print('more')")) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(20)
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("family", STAND_INS)
+def test_stand_ins(family: str, tmp_path: Path) -> None:
+    """The line is recorded, the ranks are started, and a killed rank is told to the others."""
+    version, ranks, sizes = STAND_INS[family]
+    record = tmp_path / "record"
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        STAND_IN.format(
+            python=sys.executable, version=version, record=str(record), ranks=ranks, sizes=sizes
+        )
+    )
+    mpirun.chmod(0o755)
+    program = f"import os, signal, sys, time; rank = int(os.environ['{ranks.split()[0]}'])\n{NOTE}"
+    words = ["-np", "3", "--launcher", str(mpirun), "--grace", "1", "-H", "localhost:4"]
+    done = gradred_run(*words, sys.executable, "-S", "-u", "-c", program)
+    assert done.returncode == 128 + signal.SIGKILL
+    text = "rank 1 ended by signal 9 (SIGKILL)"
+    assert sorted(done.stdout.splitlines()) == [f"[0] {text}", f"[2] {text}"]
+    assert done.stderr == f"gradred run: the job ended because {text}\n"
+    host = "-hosts" if family == "MPICH" else "--host"
+    line = record.read_text()
+    assert f'"{host}", "localhost:4"' in line and '"-n", "3"' in line
+
+
+@pytest.mark.skipif(find_mpirun() is None, reason="there is no mpirun")
+def test_kill_contract_with_mpi() -> None:
+    """A plain MPI program: the runtime lets the survivors live until they have read the note."""
+    pytest.importorskip("mpi4py")
+    program = (
+        "import os, signal, sys, time\nfrom mpi4py import MPI\n"
+        f"MPI.COMM_WORLD.Barrier()\nrank = MPI.COMM_WORLD.rank\n{NOTE}"
+    )
+    files = set(os.listdir("/dev/shm"))
+    start = time.monotonic()
+    done = gradred_run("-np", "3", "--grace", "2", sys.executable, "-u", "-c", program)
+    assert time.monotonic() - start < 20
+    assert done.returncode == 128 + signal.SIGKILL
+    text = "rank 1 ended by signal 9 (SIGKILL)"
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("[")) == [
+        f"[0] {text}",
+        f"[2] {text}",
+    ]
+    assert f"gradred run: the job ended because {text}\n" in done.stderr
+    assert set(os.listdir("/dev/shm")) <= files
+
+
+@pytest.mark.skipif(find_mpirun() is None, reason="there is no mpirun")
+def test_success_with_mpi_prints_nothing() -> None:
+    done = gradred_run("-np", "2", sys.executable, "-S", "-c", "print(1)")
+    assert sorted(done.stdout.splitlines()) == ["[0] 1", "[1] 1"]
+    assert (done.returncode, done.stderr) == (0, "")
