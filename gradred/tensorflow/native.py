@@ -17,7 +17,7 @@ __all__ = ["as_gradred_error", "native_errors", "ops"]
 
 
 def _load() -> Any:
-    path = os.path.join(core.library_dir(), "libgradred_tf.so")
+    path = os.path.join(os.path.dirname(core.__file__), "libgradred_tf.so")
     module = tf.load_op_library(path)
     load_error = ctypes.CDLL(path).gradred_tf_load_error
     load_error.restype = ctypes.c_char_p

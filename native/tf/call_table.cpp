@@ -54,9 +54,9 @@ engine::Submission Call::SubmissionOf(int position) {
   const Staged& staged = members_[position].staged;
   engine::Submission submission;
   submission.absent = staged.absent;
-  submission.output = TheApi().TensorData(staged.output.get());
+  submission.output = DataOf(staged.output.get());
   submission.input = staged.absent  ? nullptr
-                     : staged.input ? TheApi().TensorData(staged.input.get())
+                     : staged.input ? DataOf(staged.input.get())
                                     : submission.output;
   submission.done = [self = shared_from_this(), position](const engine::Result& result) {
     self->Finish(position, result);

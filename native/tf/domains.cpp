@@ -40,6 +40,7 @@ engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix)
                   "nothing is known of the domain '" + key +
                       "': was this graph traced by another process and loaded here?");
     auto named = std::make_shared<engine::DomainSpec>(*registered);
+    named->plan = nullptr;
     named->name = key.substr(0, key.rfind('#')) + suffix;
     spec = std::move(named);
   }
@@ -53,6 +54,7 @@ engine::DomainSpecPtr WithShapes(const engine::DomainSpecPtr& spec,
   for (size_t i = 0; same && i < shapes.size(); ++i) same = recent->entries[i].shape == shapes[i];
   if (same) return recent;
   auto filled = std::make_shared<engine::DomainSpec>(*spec);
+  filled->plan = nullptr;
   for (size_t i = 0; i < shapes.size(); ++i) filled->entries[i].shape = shapes[i];
   return filled;
 }

@@ -11,6 +11,12 @@ void TfStatus::ThrowIfError() const {
   if (!ok()) throw Error(Kind::kInternal, TheApi().Message(status_));
 }
 
+void* DataOf(const TF_Tensor* tensor) {
+  static char nothing[64];
+  void* data = TheApi().TensorData(tensor);
+  return data != nullptr ? data : nothing;
+}
+
 engine::Shape ShapeOf(const TF_Tensor* tensor) {
   engine::Shape shape(TheApi().NumDims(tensor));
   for (size_t i = 0; i < shape.size(); ++i) shape[i] = TheApi().Dim(tensor, static_cast<int>(i));

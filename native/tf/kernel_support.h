@@ -33,6 +33,7 @@ struct DeleteTensor {
 using TensorPtr = std::unique_ptr<TF_Tensor, DeleteTensor>;
 using SharedTensor = std::shared_ptr<TF_Tensor>;
 
+void* DataOf(const TF_Tensor* tensor);  // not null, also without elements
 engine::Shape ShapeOf(const TF_Tensor* tensor);
 DType DTypeOf(const TF_Tensor* tensor);  // throws kInvalidArgument for a type without a counterpart
 TensorPtr Input(TF_OpKernelContext* context, int index);

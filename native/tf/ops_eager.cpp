@@ -65,12 +65,14 @@ class Run {
   engine::Submission SubmissionOf(const std::shared_ptr<Run>& self, int i, bool absent) {
     engine::Submission submission;
     submission.absent = absent;
-    if (outputs_[i] != nullptr) submission.output = TheApi().TensorData(outputs_[i].get());
-    if (!absent)
-      submission.input = inputs_[i] ? TheApi().TensorData(inputs_[i].get()) : submission.output;
-    submission.allocate = [self, i, type = TypeOf(i)](const engine::Shape& shape) {
-      return self->Allocate(i, type, shape);
-    };
+    if (outputs_[i] != nullptr) {
+      submission.output = DataOf(outputs_[i].get());
+    } else {
+      submission.allocate = [self, i](const engine::Shape& shape) {
+        return self->Allocate(i, shape);
+      };
+    }
+    if (!absent) submission.input = inputs_[i] ? DataOf(inputs_[i].get()) : submission.output;
     submission.done = [self, i](const engine::Result& result) { self->Finish(i, result); };
     return submission;
   }
@@ -81,22 +83,15 @@ class Run {
            op == engine::Op::kBarrier;
   }
 
-  TF_DataType TypeOf(int i) const {
-    return TheApi().TensorType(inputs_[i] ? inputs_[i].get() : outputs_[i].get());
-  }
-
-  void* Allocate(int i, TF_DataType type, const engine::Shape& shape) {
-    size_t nbytes = DTypeSize(DTypeOf(inputs_[i].get()));
+  void* Allocate(int i, const engine::Shape& shape) {
+    const TF_Tensor* input = inputs_[i].get();
+    size_t nbytes = DTypeSize(DTypeOf(input));
     for (int64_t d : shape) nbytes *= static_cast<size_t>(d);
     std::lock_guard<std::mutex> lock(mutex_);
     TfStatus status;
-    outputs_[i].reset(TheApi().AllocateOutput(context_, i, type, shape.data(),
+    outputs_[i].reset(TheApi().AllocateOutput(context_, i, TheApi().TensorType(input), shape.data(),
                                               static_cast<int>(shape.size()), nbytes, status));
-    if (!status.ok()) return nullptr;
-    // An output without elements has no memory; null would mean that there is none to be had.
-    static char nothing[64];
-    void* data = TheApi().TensorData(outputs_[i].get());
-    return data != nullptr ? data : nothing;
+    return status.ok() ? DataOf(outputs_[i].get()) : nullptr;
   }
 
   void Finish(int i, const engine::Result& result) {
