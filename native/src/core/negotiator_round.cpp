@@ -175,20 +175,14 @@ void Negotiator::Impl::ApplyShutDowns(const Records& records) {
     shut_down_.push_back(std::move(who));
     if (rank == options_.rank) shutdown_announced_ = true;
   }
-  // A batch that one rank completes and another one never will ends here for everybody, started or not: the next one of that
-  // name fails for the first rank that shut down, with another text.
-  std::set<std::string> completing;
-  for (const ShutDownRank& who : shut_down_)
-    completing.insert(who.completing.begin(), who.completing.end());
-  for (const std::string& name : completing)
-    if (const ShutDownRank* who = WhoPrevents(name)) FailBatch(name, ShutDownStatus(*who));
-  // Others are failed where they are started, and by Begin elsewhere: the text is the same.
+  // Batches that cannot complete fail where they are started, and by Begin elsewhere. Their name stays as it is, so that the text is
+  // the same whenever a rank comes to it.
   std::set<std::string> hopeless;
   for (const auto& [name, batch] : batches_)
     if (WhoPrevents(name)) hopeless.insert(name);
   for (const std::string& name : hopeless) FailHere(name, ShutDownStatus(*WhoPrevents(name)));
-  const Bitvector before = pending_;
-  before.ForEach([this](int id) {
+  const Bitvector waiting = pending_;
+  waiting.ForEach([this](int id) {
     if (WhoPrevents(table_.At(id).domain->text->name)) pending_.Clear(id);
   });
 }
