@@ -1,0 +1,65 @@
+"""What ``gradred info`` and ``gradred doctor`` say."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gradred.launch import doctor, info, mpirun
+
+
+def test_info_names_versions_and_settings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADRED_LOG_LEVEL", "loud")
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: None)
+    assert info.main() == 0
+    text = capsys.readouterr().out
+    assert "mpirun            none in this environment or on PATH\n" in text
+    assert sys.executable in text
+    assert "  GRADRED_WIRE = none\n" in text
+    assert (
+        "  GRADRED_LOG_LEVEL = 'loud' (refused: GRADRED_LOG_LEVEL='loud': expected one of" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "works", "text"),
+    [
+        ("print('noise'); print('1.2')", True, "1.2"),
+        ("import no_such_module", False, "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import sys; sys.exit('libx.so: cannot open')", False, "libx.so: cannot open"),
+        ("import os, signal; os.kill(os.getpid(), 11)", False, "ended by signal 11"),
+        ("import sys; sys.exit(3)", False, "exit code 3"),
+    ],
+)
+def test_reasons(program: str, works: bool, text: str) -> None:
+    check = doctor.Check("thing", [sys.executable, "-S", "-c", program], True)
+    assert doctor.examine(check) == (works, text)
+
+
+@pytest.mark.parametrize(("needed", "code", "mark"), [(True, 1, "BROKEN"), (False, 0, "-")])
+def test_only_needed_parts_are_faults(
+    needed: bool,
+    code: int,
+    mark: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bad = doctor.Check("thing", [sys.executable, "-S", "-c", "1 / 0"], needed)
+    good = doctor.Check("other", [sys.executable, "-S", "-c", "print('fine')"], True)
+    monkeypatch.setattr(doctor, "checks", lambda: [bad, good])
+    assert doctor.main() == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [mark, "thing", "ZeroDivisionError:", "division", "by", "zero"]
+    assert lines[1].split() == ["ok", "other", "fine"]
+
+
+def test_what_is_needed_follows_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: None)
+    needed = {check.name: check.needed for check in doctor.checks(lambda _: False)}
+    assert needed["native part"] and not needed["TensorFlow ops"] and not needed["2 ranks, mpirun"]
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: "/bin/mpirun")
+    needed = {check.name: check.needed for check in doctor.checks(lambda _: True)}
+    assert needed["TensorFlow ops"] and needed["2 ranks, mpirun"] and not needed["NCCL"]
