@@ -78,11 +78,19 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
             _refuse_after_failure(core.failure())
             return
         _refuse_after_failure(_state.cause)
-        values = config.load(os.environ)
+        ranks = _ranks_of(comm)
+        # Rubbish in one rank's settings: the others should not wait for it in vain.
+        values, problem = config.load_valid(os.environ)
         _prepare(values)
-        options = {**dataclasses.asdict(values), "prefix": sys.prefix, **_ranks_of(comm)}
+        options = {**dataclasses.asdict(values), "prefix": sys.prefix, **ranks}
         _state.mpi_of_others = core.mpi_library() is not None
-        notes = core.open_world(options, config.job_text(values, {"gradred": gradred.__version__}))
+        note = config.job_text(values, {"gradred": gradred.__version__}, problem)
+        try:
+            notes = core.open_world(options, note)
+        except Error as error:
+            if problem:
+                raise InvalidArgument(f"init: {problem}") from error
+            raise
         try:
             config.check_equal(notes)
         except Error:

@@ -16,13 +16,24 @@ from typing import Any, Literal
 
 from gradred.errors import InvalidArgument, Mismatch
 
-__all__ = ["Setting", "Settings", "check_equal", "load", "table", "unknown_variables"]
+__all__ = [
+    "Setting",
+    "Settings",
+    "check_equal",
+    "job_text",
+    "load",
+    "load_valid",
+    "table",
+    "unknown_variables",
+]
 
 PREFIX = "GRADRED_"
 Scope = Literal["job", "rank"]
 
 # Written by the launcher and the test harness for the processes that they start; no settings.
 LAUNCHER_PREFIXES = ("GRADRED_JOB", "GRADRED_LOCAL_", "GRADRED_LAUNCH", "GRADRED_TEST_")
+
+_PROBLEM = "problem"  # key of job_text
 
 
 @dataclass(frozen=True)
@@ -169,12 +180,23 @@ def table() -> dict[str, tuple[Setting, Any]]:
 
 def load(environ: Mapping[str, str]) -> Settings:
     """The settings of an environment. Raises InvalidArgument with variable, value and range."""
-    values = {}
+    values, problem = load_valid(environ)
+    if problem:
+        raise InvalidArgument(problem)
+    return values
+
+
+def load_valid(environ: Mapping[str, str]) -> tuple[Settings, str]:
+    """The settings of an environment, defaults for what is rubbish; and what is rubbish, or ""."""
+    values, problems = {}, []
     for f in dataclasses.fields(Settings):
         variable = variable_of(f.name)
         if variable in environ:
-            values[f.name] = f.metadata["setting"].parse(variable, environ[variable])
-    return Settings(**values)
+            try:
+                values[f.name] = f.metadata["setting"].parse(variable, environ[variable])
+            except InvalidArgument as error:
+                problems.append(str(error))
+    return Settings(**values), "; ".join(problems)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
@@ -193,34 +215,51 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def job_text(settings: Settings, extra: Mapping[str, Any]) -> str:
-    """What must agree over ranks, as text: the settings of scope "job", and ``extra``."""
+def job_text(settings: Settings, extra: Mapping[str, Any], problem: str = "") -> str:
+    """What must agree over ranks, as text: the settings of scope "job", and ``extra``.
+
+    problem: what is wrong with this rank's settings; the others hear of it in ``check_equal``.
+    """
     values = {
         variable_of(f.name): getattr(settings, f.name)
         for f in dataclasses.fields(Settings)
         if f.metadata["setting"].scope == "job"
     }
-    return json.dumps({**extra, **values})
+    return json.dumps({_PROBLEM: problem, **extra, **values})
 
 
 def check_equal(texts: Sequence[str]) -> None:
-    """Raises Mismatch, naming settings, values and ranks, unless all ranks' texts agree.
+    """Raises, alike on all ranks, unless all settings are good and equal where they must be.
 
     texts: of ``job_text``, in rank order.
+
+    Raises:
+        InvalidArgument: a rank's settings are rubbish; says whose.
+        Mismatch: names settings, values and ranks.
     """
-    if len(set(texts)) == 1:
-        return
     ranks = [json.loads(text) for text in texts]
-    names = list(dict.fromkeys(name for values in ranks for name in values))
+    problems = _holders([values.pop(_PROBLEM) for values in ranks])
+    problems.pop("", None)
+    if problems:
+        parts = [f"{problem} on {_ranks(held)}" for problem, held in problems.items()]
+        raise InvalidArgument("init: " + "; ".join(parts))
     lines = []
-    for name in names:
-        holders: dict[str, list[int]] = {}
-        for rank, values in enumerate(ranks):
-            holders.setdefault(json.dumps(values.get(name)), []).append(rank)
+    for name in dict.fromkeys(name for values in ranks for name in values):
+        holders = _holders([json.dumps(values.get(name)) for values in ranks])
         if len(holders) > 1:
             parts = [f"{value} on {_ranks(held)}" for value, held in holders.items()]
             lines.append(f"{name} is " + ", ".join(parts))
-    raise Mismatch("init: settings differ between ranks: " + "; ".join(lines) + "; set them alike")
+    if lines:
+        text = "; ".join(lines)
+        raise Mismatch(f"init: settings differ between ranks: {text}; set them alike")
+
+
+def _holders(values: Sequence[str]) -> dict[str, list[int]]:
+    """Which ranks have a value: value -> ranks, in order of the lowest rank."""
+    holders: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        holders.setdefault(value, []).append(rank)
+    return holders
 
 
 def _ranks(ranks: Sequence[int], shown: int = 8) -> str:

@@ -63,6 +63,15 @@ def test_rubbish_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gr.is_initialized()
 
 
+def test_rubbish_settings_of_one_rank(job, monkeypatch: pytest.MonkeyPatch) -> None:
+    gr.shutdown()
+    if job.rank == job.size - 1:
+        monkeypatch.setenv("GRADRED_GROUP_BYTES", "lots")
+    with pytest.raises(gr.InvalidArgument, match=rf"GROUP_BYTES='lots'.*rank {job.size - 1}"):
+        gr.init()
+    assert not gr.is_initialized()
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [

@@ -57,6 +57,17 @@ sys.stdout.write("the last line")
 """
 )
 
+ABORT = (
+    _SURVIVE
+    + """
+from gradred import _core
+if gr.rank() == 1:
+    _core.abort("Internal", "rank 1 was told to give up")
+survive(lambda: gr.allreduce(np.ones(3), name="step"))
+sys.exit(7 * gr.rank())
+"""
+)
+
 # A known and a new tensor that rank 1 does not bring, at once; then one more try.
 STALL = (
     _SURVIVE
@@ -129,6 +140,18 @@ def check_kill(run_ranks, launcher: str, program: str = KILL) -> None:
         assert result.codes[rank] == 1, result.text
         assert "the last line" in result.out[rank]
         assert "handlers run" in result.out[rank]
+
+
+def check_abort(run_ranks, launcher: str) -> None:
+    result = run_ranks(3, ABORT, launcher=launcher)
+    assert result.returncode != 0, result.text
+    # The program's own exit code, except that it cannot be 0.
+    assert result.codes == [1, 7, 14], result.text
+    for rank in range(3):
+        [(kind, text, seconds)] = caught(result.out[rank])
+        assert kind == "Internal", result.text
+        assert "rank 1 was told to give up" in text
+        assert seconds < 5
 
 
 def check_stall(run_ranks, launcher: str) -> None:

@@ -17,6 +17,10 @@ def test_kill(run_ranks) -> None:
     failures.check_kill(run_ranks, "local")
 
 
+def test_abort(run_ranks) -> None:
+    failures.check_abort(run_ranks, "local")
+
+
 def test_stall_limits(run_ranks) -> None:
     failures.check_stall(run_ranks, "local")
 

@@ -90,3 +90,13 @@ def test_many_ranks_are_not_all_listed() -> None:
     other = config.job_text(config.load({"GRADRED_NULL": "1"}), {})
     with pytest.raises(Mismatch, match=r"ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 more"):
         config.check_equal([usual] * 1000 + [other])
+
+
+def test_rubbish_on_one_rank_is_told_to_all() -> None:
+    values, problem = config.load_valid({"GRADRED_NULL": "maybe", "GRADRED_WIRE": "float16"})
+    assert values.null is False
+    assert values.wire == "float16"
+    good = config.job_text(values, {})
+    bad = config.job_text(values, {}, problem)
+    with pytest.raises(InvalidArgument, match=r"GRADRED_NULL='maybe': .* on ranks 1, 2$"):
+        config.check_equal([good, bad, bad])
