@@ -56,7 +56,7 @@ def test_transport_and_communicator_conform(run_native: RunNative, size: int) ->
 def test_another_order_of_some_ranks(run_native: RunNative) -> None:
     result = run_native(3, "--mode=ranks")
     assert_passed(result, 2)
-    assert "FAILED" not in result.out[0], result.text
+    assert result.out[0] == "refused well\n", result.text
 
 
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
@@ -70,9 +70,8 @@ def test_mpi_initialised_by_the_program(run_native: RunNative, level: str) -> No
 
 def test_a_lower_thread_level_is_refused(run_native: RunNative) -> None:
     result = run_native(2, "--mode=adopt-funneled")
-    assert result.returncode != 0, result.text
-    assert "MPI_THREAD_FUNNELED" in result.text
-    assert "mpi4py.rc.thread_level" in result.text
+    assert result.returncode == 0, result.text
+    assert result.out == ["refused well\n"] * 2, result.text
 
 
 def test_opened_again_after_closing(run_native: RunNative) -> None:
@@ -91,15 +90,12 @@ def test_nothing_is_called_after_an_abort(run_native: RunNative) -> None:
 
 
 def test_ranks_that_mpi_does_not_join_are_refused(run_native: RunNative) -> None:
-    """Two processes that a launcher started and whose MPI finds one each."""
+    """A launcher says four processes, and MPI finds one."""
     slurm = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
-    hide = "import os, sys; [os.environ.pop(k) for k in list(os.environ) if k.startswith(%r)]; "
     result = run_native(1, env=slurm)
     assert result.returncode == 0, f"the variables of mpirun count first\n{result.text}"
-    folder = os.environ["GRADRED_NATIVE_TESTS"]
     alone = subprocess.run(
-        [sys.executable, "-c", hide % (("OMPI_", "PMI", "PMIX"),) + _EXEC]
-        + [f"{folder}/mpi_ranks", f"--prefix={sys.prefix}"],
+        [f"{os.environ['GRADRED_NATIVE_TESTS']}/mpi_ranks", f"--prefix={sys.prefix}"],
         env={**os.environ, **slurm},
         capture_output=True,
         text=True,
