@@ -18,6 +18,7 @@ from gradred.errors import InvalidArgument, Unsupported
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp, native_name
 from gradred.tensorflow import graph
+from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.ops import Member, declare, reduce_members, run_members, static_shape
 
 __all__ = [
@@ -39,6 +40,7 @@ _MOVED_AS = {
 }
 
 
+@plain_python
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -84,6 +86,7 @@ def allreduce(
     )[0]
 
 
+@plain_python
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -128,6 +131,7 @@ def grouped_allreduce(
     return results
 
 
+@plain_python
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -164,6 +168,7 @@ def allgather(
     return restore(gather(moved))
 
 
+@plain_python
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -198,6 +203,7 @@ def broadcast(
     return restore(send(moved))
 
 
+@plain_python
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,
@@ -209,11 +215,12 @@ def broadcast_variables(
     variables: tf.Variable or keras.Variable, alike on all ranks in number, order, shape and dtype;
     names do not matter. inplace means nothing.
 
-    Returns: None; in a graph the operation that does it.
+    Returns: None; in a graph of tf.compat.v1 the operation that does it.
     """
     return _broadcast_variables(list(variables), root_rank, None, process_set)
 
 
+@plain_python
 def broadcast_(
     variables: Sequence[Any],
     root_rank: int,
@@ -225,17 +232,19 @@ def broadcast_(
     return variables
 
 
+@plain_python
 def barrier(name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Returns when all ranks of the process set have called it. Collective.
 
-    In a graph: the operation that finishes then; it runs in the order of the program.
+    In a tf.function it runs in the order of the program. Returns: None; in a graph of tf.compat.v1
+    the operation that finishes then.
     """
     number = process_set.require_member("barrier")
     label = graph.domain_name("barrier", name)
     member = Member(label, "barrier", "uint8", "uint8", (0,))
     domain = declare(label, [member], [], number)
     results, _ = run_members(domain, [tf.zeros([0], tf.uint8)], ordered=True)
-    return None if tf.executing_eagerly() else results[0].op
+    return None if graph.runs_by_itself() else results[0].op
 
 
 def allreduce_slices(
@@ -342,7 +351,7 @@ def _broadcast_variables(
         variable.assign(restore(result))
         for variable, (_, restore), result in zip(variables, moved, results, strict=True)
     ]
-    return None if tf.executing_eagerly() else tf.group(*(u for u in updates if u is not None))
+    return None if graph.runs_by_itself() else tf.group(*updates)
 
 
 def label_of(variable: Any) -> str:

@@ -15,7 +15,18 @@ from tensorflow.python.ops import control_flow_util
 import tensorflow as tf
 from gradred.errors import Unsupported
 
-__all__ = ["call_site", "domain_name", "ready_order", "refuse_xla", "run_independently"]
+__all__ = [
+    "call_site",
+    "domain_name",
+    "plain_python",
+    "ready_order",
+    "refuse_xla",
+    "run_independently",
+    "runs_by_itself",
+]
+
+# A decorator: AutoGraph, which rewrites what a tf.function calls, leaves the function as it is.
+plain_python = tf.autograph.experimental.do_not_convert
 
 # For each outermost graph: how often a name was used in it.
 _uses: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = weakref.WeakKeyDictionary()
@@ -95,6 +106,11 @@ def call_site() -> str:
             break
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def runs_by_itself() -> bool:
+    """Whether what is called runs without being asked for: eager mode, and tf.function."""
+    return tf.executing_eagerly() or tf_ops.get_default_graph().building_function
 
 
 def refuse_xla(what: str) -> None:

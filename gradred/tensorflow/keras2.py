@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradred.errors import Unsupported
+from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.reducer import GradientReducer
 from gradred.tensorflow.tape import refuse_reduced
 
@@ -45,6 +46,7 @@ def wrap(optimizer: Any, reducer: GradientReducer) -> Any:
         built_for[:] = list(var_list)
         return base.build(self, var_list)
 
+    @plain_python
     def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
         pairs = list(grads_and_vars)
         if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):

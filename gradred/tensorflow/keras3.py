@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradred.errors import InvalidArgument, Unsupported
+from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.reducer import GradientReducer
 from gradred.tensorflow.tape import refuse_reduced
 
@@ -43,6 +44,7 @@ def wrap(optimizer: Any, reducer: GradientReducer) -> Any:
     _install_hooks(keras)
     base = type(optimizer)
 
+    @plain_python
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         if reducer.active and grads:
@@ -110,6 +112,7 @@ def _install_hooks(keras: Any) -> None:
 def _hook_loss_scale(loss_scale: Any) -> None:
     original = loss_scale.apply
 
+    @plain_python
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)

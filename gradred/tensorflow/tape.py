@@ -81,6 +81,7 @@ class _DistributedTape:
 
     _gradred_options: Options
 
+    @graph.plain_python
     def gradient(
         self,
         target: Any,

@@ -1,0 +1,383 @@
+"""allreduce, allgather, broadcast and barrier on tensors, eager and in graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gradred
+import gradred.tensorflow as hvd
+import tensorflow as tf
+from gradred.errors import Abandoned, InvalidArgument, Mismatch, Unsupported
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+DTYPES = [
+    *(tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64),
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64),
+]
+
+
+def modes(function):
+    """The function as it is, and as a tf.function that is run twice."""
+
+    def in_graph(*args):
+        traced = tf.function(function)
+        traced(*args)
+        return traced(*args)
+
+    return {"eager": function, "graph": in_graph}
+
+
+BOTH = pytest.mark.parametrize("mode", ["eager", "graph"])
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_reductions_of_every_dtype(mode, dtype, rank, size):
+    mine = tf.cast(tf.constant([1, 2, 3]) + rank, dtype)
+    everyone = np.array([[1, 2, 3]]) + np.arange(size)[:, None]
+    for op, expected in (
+        (hvd.Sum, everyone.sum(0)),
+        (hvd.Min, everyone.min(0)),
+        (hvd.Max, everyone.max(0)),
+        (hvd.Product, everyone.prod(0)),
+    ):
+        result = modes(lambda x, op=op: hvd.allreduce(x + x - x, op=op))[mode](mine)
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(tf.cast(result, tf.float64), expected)
+
+
+@BOTH
+def test_bool_is_or_and_and(mode, rank, size):
+    x = tf.constant([rank == 0, True, False])
+    run = modes(lambda x: (hvd.allreduce(x, op=hvd.Sum), hvd.allreduce(x, op=hvd.Min)))[mode]
+    either, both = run(x)
+    np.testing.assert_array_equal(either, [True, True, False])
+    np.testing.assert_array_equal(both, [size == 1, True, False])
+
+
+@BOTH
+def test_average_is_the_default(mode, rank, size):
+    x = tf.constant([1.0, 2.0]) * (rank + 1)
+    result = modes(hvd.allreduce)[mode](x)
+    np.testing.assert_array_equal(result, np.float32([1, 2]) * np.float32((size + 1) / 2))
+
+
+@BOTH
+def test_average_of_large_halves_and_small_integers(mode, size):
+    """S6, S8"""
+    halves = modes(hvd.allreduce)[mode](tf.constant([40000, 60000], tf.float16))
+    np.testing.assert_array_equal(halves, np.float16([40000, 60000]))
+    integers = modes(hvd.allreduce)[mode](tf.constant([100, -100], tf.int8))
+    np.testing.assert_array_equal(integers, [100, -100])
+
+
+@BOTH
+def test_scales_keep_double_precision(mode, rank, size):
+    """S9"""
+    x = tf.constant([1.0 + rank], tf.float64)
+    result = modes(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.1))[mode](x)
+    expected = sum(0.1 * (1.0 + r) for r in range(size))
+    np.testing.assert_allclose(result, [expected], rtol=1e-15)
+
+
+@BOTH
+def test_overflow_of_the_wire_is_counted(mode, size):
+    """S7"""
+    before = gradred.metrics().saturated
+    run = modes(lambda x: hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16))[mode]
+    result = run(tf.constant([1e5, 1.0]))
+    assert result.dtype == tf.float32
+    np.testing.assert_array_equal(result, [np.inf, size])
+    assert gradred.metrics().saturated > before
+
+
+@BOTH
+def test_bfloat16_on_the_wire(mode, size):
+    run = modes(lambda x: hvd.allreduce(x, compression=hvd.Compression.bf16))[mode]
+    assert float(run(tf.constant(1.0 + 2**-12))) == 1.0
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (5, 7), (2, 3, 4, 5)], ids=str)
+def test_shapes(mode, shape, rank, size):
+    x = tf.cast(tf.reshape(tf.range(int(np.prod(shape))), shape), tf.float32) + rank
+    result = modes(lambda x: hvd.allreduce(x, op=hvd.Sum))[mode](x)
+    assert result.shape == shape
+    expected = sum(x.numpy() - rank + r for r in range(size))
+    np.testing.assert_array_equal(result, expected)
+
+
+@BOTH
+def test_a_group_of_mixed_dtypes(mode, rank, size):
+    """H5"""
+    xs = [
+        tf.constant([1.0, 2.0], tf.float16) * (rank + 1),
+        tf.constant([[3.0]], tf.float32) * (rank + 1),
+        tf.constant(4, tf.int64) * (rank + 1),
+        tf.zeros([0]),
+    ]
+    results = modes(lambda *xs: hvd.grouped_allreduce(xs, op=hvd.Sum))[mode](*xs)
+    total = size * (size + 1) // 2
+    for x, result in zip(xs, results, strict=True):
+        assert (result.dtype, result.shape) == (x.dtype, x.shape)
+        expected = x.numpy().astype(np.float64) / (rank + 1) * total
+        np.testing.assert_array_equal(tf.cast(result, tf.float64), expected)
+
+
+def test_inputs_are_left_alone(size):
+    x, v = tf.constant([1.0, 2.0]), tf.Variable([3.0])
+
+    @tf.function
+    def step(x):
+        temporary = x * 2.0
+        return hvd.allreduce(temporary, op=hvd.Sum), hvd.allreduce(v, op=hvd.Sum), temporary
+
+    for _ in range(2):
+        total, of_variable, temporary = step(x)
+    np.testing.assert_array_equal(x, [1, 2])
+    np.testing.assert_array_equal(v, [3])
+    np.testing.assert_array_equal(temporary, [2, 4])
+    np.testing.assert_array_equal(total, [2 * size, 4 * size])
+    np.testing.assert_array_equal(of_variable, [3 * size])
+    np.testing.assert_array_equal(hvd.allreduce(x, op=hvd.Sum), [size, 2 * size])
+    np.testing.assert_array_equal(x, [1, 2])
+
+
+def test_unknown_dimensions(size):
+    """H14: a dimension that differs between steps."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def step(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    for n in (1, 3, 0, 3, 5):
+        result = step(tf.ones([n, 2]))
+        np.testing.assert_array_equal(result, np.full((n, 2), size))
+        np.testing.assert_array_equal(hvd.allreduce(tf.ones([n]), op=hvd.Sum), np.full(n, size))
+    assert step.get_concrete_function().output_shapes == (None, 2)
+
+
+def test_retraced_with_other_shapes(size):
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    for _ in range(2):
+        for n in (1, 2, 3):
+            np.testing.assert_array_equal(step(tf.ones([n])), np.full(n, size))
+
+
+def test_constant_unused_and_repeated_tensors_are_reduced(size):
+    """Nothing is folded, merged or dropped by the graph optimizer: the ranks would not meet."""
+
+    @tf.function
+    def step(x):
+        hvd.allreduce(tf.constant([9.0]))
+        return hvd.allreduce(tf.constant([1.0]), op=hvd.Sum), *(
+            hvd.allreduce(x, op=hvd.Sum) for _ in range(2)
+        )
+
+    before = gradred.metrics().entries
+    for _ in range(3):
+        for result in step(tf.constant([1.0])):
+            np.testing.assert_array_equal(result, [size])
+    assert gradred.metrics().entries - before == 3 * 4
+
+
+def test_loops_reduce_in_each_iteration(rank, size):
+    @tf.function
+    def loop(x):
+        total = tf.zeros_like(x)
+        for i in tf.range(40):
+            k = tf.cast(i, tf.float32)
+            total += sum(hvd.grouped_allreduce([x + k, x * k], op=hvd.Sum))
+        return total
+
+    x = np.float32([1, 2]) + rank
+    everyone = np.float32([[1, 2]]) + np.arange(size, dtype=np.float32)[:, None]
+    expected = sum(((everyone + k) + everyone * k).sum(0) for k in range(40))
+    for _ in range(3):
+        np.testing.assert_array_equal(loop(x), expected)
+
+
+def test_independent_iterations_may_overlap(rank, size):
+    @tf.function
+    def loop(x):
+        results = tf.TensorArray(tf.float32, 12)
+        body = lambda i, r: (i + 1, r.write(i, hvd.allreduce(x + tf.cast(i, tf.float32))))  # noqa: E731
+        _, results = tf.while_loop(lambda i, _: i < 12, body, (0, results), parallel_iterations=8)
+        return results.stack()
+
+    mean = (size - 1) / 2
+    for _ in range(5):
+        result = loop(tf.constant(float(rank)))
+        np.testing.assert_allclose(result, mean + np.arange(12), rtol=1e-6)
+
+
+def test_conditions(rank, size):
+    step = tf.function(
+        lambda x: tf.cond(x > 0, lambda: hvd.allreduce(x, op=hvd.Sum), lambda: x * 0.0)
+    )
+    assert float(step(tf.constant(2.0))) == 2.0 * size
+    assert float(step(tf.constant(-2.0))) == 0.0
+
+
+def test_functions_called_twice_in_one_graph(size):
+    inner = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    outer = tf.function(lambda x: inner(x) + inner(x + 1.0))
+    for _ in range(3):
+        assert float(outer(tf.constant(1.0))) == 3.0 * size
+
+
+@pytest.mark.parametrize("v2_loops", [True, False])
+def test_sessions(v2_loops, rank, size):
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        if not v2_loops:
+            v1.disable_control_flow_v2()
+        try:
+            x = v1.placeholder(tf.float32, [2])
+            body = lambda i, s: (i + 1, s + hvd.allreduce(x + s, op=hvd.Sum))  # noqa: E731
+            _, looped = v1.while_loop(lambda i, s: i < 3, body, (0, tf.zeros([2])))
+        finally:
+            v1.enable_control_flow_v2()
+        once = hvd.allreduce(x, op=hvd.Sum)
+        gathered = hvd.allgather(x)
+        with v1.Session(graph=graph) as session:
+            for _ in range(3):
+                a, b, c = session.run([once, looped, gathered], {x: [1.0 + rank, 2.0]})
+    total = np.float32([size * (size + 1) / 2, 2 * size])
+    np.testing.assert_array_equal(a, total)
+    expected = np.zeros(2, np.float32)
+    for _ in range(3):
+        expected = expected + total + size * expected
+    np.testing.assert_array_equal(b, expected)
+    np.testing.assert_array_equal(c, np.ravel([[1.0 + r, 2.0] for r in range(size)]))
+
+
+@BOTH
+def test_allgather_of_unequal_parts(mode, rank, size):
+    run = modes(hvd.allgather)[mode]
+    for rows in (rank, rank + 1, 2 * (size - rank)):
+        gathered = run(tf.fill([rows, 2], float(rank)))
+        counts = {rank: rows}
+        each = hvd.allgather(tf.constant([rows])).numpy()
+        assert each[rank] == counts[rank]
+        expected = np.repeat(np.arange(size), each)[:, None] * np.ones((1, 2))
+        np.testing.assert_array_equal(gathered, expected)
+
+
+@BOTH
+def test_broadcast(mode, rank, size):
+    for root in range(size):
+        result = modes(lambda x, root=root: hvd.broadcast(x, root))[mode](tf.fill([3], rank))
+        np.testing.assert_array_equal(result, [root] * 3)
+        empty = modes(lambda x, root=root: hvd.broadcast(x, root))[mode](tf.zeros([0, 2]))
+        assert empty.shape == (0, 2)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_broadcast_variables(inside, rank, size):
+    root = size - 1
+    dtypes = [tf.float32, tf.bool, tf.int64, tf.uint32, tf.complex64, tf.bfloat16, tf.float64]
+    variables = [tf.Variable(tf.cast([rank, rank + 1], d), name="same") for d in dtypes]
+    run = lambda: hvd.broadcast_variables(variables, root_rank=root)  # noqa: E731
+    tf.function(run)() if inside else run()
+    for v in variables:
+        np.testing.assert_array_equal(v.numpy(), tf.cast([root, root + 1], v.dtype).numpy())
+    assert hvd.broadcast_variables([], root_rank=0) is None
+
+
+@BOTH
+def test_barrier(mode, size):
+    def step():
+        hvd.barrier()
+        return tf.constant(1)
+
+    assert int(modes(step)[mode]()) == 1
+
+
+@BOTH
+def test_slices(mode, rank, size):
+    def step(values, op):
+        slices = tf.IndexedSlices(values, tf.constant([rank, 5]), tf.constant([8, 2]))
+        return tf.convert_to_tensor(hvd.allreduce(slices, op=op, postscale_factor=2.0))
+
+    values = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    for op, factor in ((hvd.Sum, 2.0), (hvd.Average, 2.0 / size)):
+        result = modes(lambda v, op=op: step(v, op))[mode](values)
+        expected = np.zeros((8, 2))
+        for r in range(size):
+            expected[r] += [1, 2]
+            expected[5] += [3, 4]
+        np.testing.assert_allclose(result, expected * factor, rtol=1e-6)
+    with pytest.raises(Unsupported, match="IndexedSlices"):
+        step(values, hvd.Max)
+
+
+# ---- errors
+
+
+@BOTH
+@pytest.mark.ranks(2, 3)
+def test_ranks_with_other_shapes(mode, rank, size):
+    """S3"""
+    xs = [tf.zeros([3 if rank == 1 else 2]), tf.zeros([4]), tf.zeros([5])]
+    run = modes(lambda *xs: hvd.grouped_allreduce(xs, name="differ"))[mode]
+    with pytest.raises((Mismatch, tf.errors.FailedPreconditionError)) as caught:
+        run(*xs)
+    text = str(caught.value)
+    assert "differ" in text and "[2]" in text and "[3]" in text and "1" in text
+    # All is well again afterwards.
+    assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == size
+
+
+@BOTH
+@pytest.mark.ranks(2, 3)
+def test_ranks_with_other_dtypes(mode, rank):
+    x = tf.zeros([2], tf.float64 if rank == 0 else tf.float32)
+    run = modes(lambda x: hvd.allreduce(x, name="typed"))[mode]
+    with pytest.raises(
+        (Mismatch, tf.errors.FailedPreconditionError), match="float64.*float32|float32.*float64"
+    ):
+        run(x)
+
+
+def test_bad_arguments(size):
+    x = tf.zeros([2])
+    with pytest.raises(InvalidArgument, match="root_rank"):
+        hvd.broadcast(x, size)
+    with pytest.raises(InvalidArgument, match="dimension"):
+        hvd.allgather(tf.constant(1.0))
+    with pytest.raises(InvalidArgument, match="op=17"):
+        hvd.allreduce(x, op=17)
+    with pytest.raises(Unsupported, match="Adasum"):
+        hvd.allreduce(x, op=hvd.Adasum)
+    with pytest.raises(InvalidArgument, match="compression"):
+        hvd.allreduce(x, compression="zip")
+    with pytest.raises(InvalidArgument, match="average"):
+        hvd.allreduce(x, average=True, op=hvd.Sum)
+    with pytest.raises(InvalidArgument, match="no tensor"):
+        hvd.allreduce(object())
+    with pytest.raises(InvalidArgument, match="bool"):
+        hvd.allreduce(tf.constant([True]))
+    assert float(hvd.allreduce(tf.constant(1.0), average=False)) == size
+
+
+def test_jit_compile_is_refused_when_traced():
+    for autograph in (False, True):  # which replaces exceptions that are not TensorFlow's
+        step = tf.function(lambda x: hvd.allreduce(x), jit_compile=True, autograph=autograph)
+        expected = Exception if autograph else Unsupported
+        with pytest.raises(expected, match="inside jit_compile=True"):
+            step(tf.zeros([2]))
+
+
+def test_errors_in_eager_mode_are_gradreds():
+    assert issubclass(Abandoned, gradred.Error)
+    from gradred.tensorflow.native import as_gradred_error
+
+    ours = as_gradred_error(
+        tf.errors.AbortedError(None, None, "x gradred Abandoned: rank 1 gave up")
+    )
+    assert type(ours) is Abandoned and str(ours) == "rank 1 gave up"
+    assert as_gradred_error(tf.errors.AbortedError(None, None, "something else")) is None
