@@ -13,6 +13,9 @@
 #include "comm/algorithm_communicator.h"
 #include "comm/hierarchical.h"
 #include "comm/loopback/hub.h"
+#include "conformance.h"
+#include "faulty_transport.h"
+#include "ranks.h"
 #include "testing.h"
 
 using namespace gradred;
@@ -25,55 +28,6 @@ namespace {
 constexpr uint32_t kSeed = 4711;
 constexpr Nanos kLimit = 60 * kSecond;
 
-// Its works finish late, each by its own dice, so in an order that has nothing to do with that of
-// their starts.
-class RandomOrderTransport : public Transport {
- public:
-  RandomOrderTransport(std::unique_ptr<Transport> inner, uint32_t seed)
-      : inner_(std::move(inner)), random_(seed) {}
-
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  WorkPtr Send(int peer, Tag tag, const void* data, int64_t nbytes) override {
-    return std::make_unique<LateWork>(*this, inner_->Send(peer, tag, data, nbytes));
-  }
-  WorkPtr Recv(int peer, Tag tag, void* data, int64_t nbytes) override {
-    return std::make_unique<LateWork>(*this, inner_->Recv(peer, tag, data, nbytes));
-  }
-  void Post(int peer, const std::string& bytes) override { inner_->Post(peer, bytes); }
-  bool TakePosted(Message* message) override { return inner_->TakePosted(message); }
-  void Progress() override { inner_->Progress(); }
-  Doorbell& bell() override { return inner_->bell(); }
-  bool MustPoll() const override { return inner_->MustPoll(); }
-  void Abort(const Status& cause) override { inner_->Abort(cause); }
-
- private:
-  class LateWork : public Work {
-   public:
-    LateWork(RandomOrderTransport& owner, WorkPtr inner)
-        : owner_(owner), inner_(std::move(inner)), polls_left_(owner.random_() % 6) {}
-
-   private:
-    bool Advance() override {
-      if (polls_left_ > 0) {
-        --polls_left_;
-        owner_.Progress();
-        owner_.bell().Ring();  // nothing will come for this work, yet it needs another poll
-        return false;
-      }
-      if (!inner_->Poll()) return false;
-      ThrowIfError(inner_->status());
-      return true;
-    }
-    RandomOrderTransport& owner_;
-    WorkPtr inner_;
-    uint32_t polls_left_;
-  };
-
-  std::unique_ptr<Transport> inner_;
-  std::mt19937 random_;
-};
-
 std::vector<int> NodeOf(const std::vector<int>& node_sizes) {
   std::vector<int> node_of;
   for (size_t node = 0; node < node_sizes.size(); ++node)
@@ -81,9 +35,10 @@ std::vector<int> NodeOf(const std::vector<int>& node_sizes) {
   return node_of;
 }
 
-// One rank: its transport and the composed communicator.
+// One rank: its transport, whose transfers are reported late and so in any order, and the composed
+// communicator.
 struct Rank {
-  std::unique_ptr<Transport> transport;
+  std::unique_ptr<Transport> inner, transport;
   std::unique_ptr<Communicator> communicator;
   int rank = 0, size = 0;
 };
@@ -93,8 +48,9 @@ Rank MakeRank(LoopbackHub& hub, int rank, const std::vector<int>& node_of,
   Rank r;
   r.rank = rank;
   r.size = static_cast<int>(node_of.size());
-  r.transport = std::make_unique<RandomOrderTransport>(hub.MakeTransport(rank),
-                                                       seed + static_cast<uint32_t>(rank));
+  r.inner = hub.MakeTransport(rank);
+  r.transport =
+      std::make_unique<testing::FaultyTransport>(*r.inner, testing::Faults{seed, 5, -1, -1});
   const Topology t = Topology::Make(rank, node_of);
   std::vector<int> all(node_of.size()), node = t.RanksOfNode(node_of[static_cast<size_t>(rank)]),
                                         across;
@@ -112,32 +68,20 @@ Rank MakeRank(LoopbackHub& hub, int rank, const std::vector<int>& node_of,
   return r;
 }
 
-// fn(rank) on a thread each; the first failure is thrown. A rank that fails aborts the others'
-// transports.
-template <class Fn>
-void RunRanks(const std::vector<int>& node_sizes, const HierarchicalOptions& options, uint32_t seed,
-              Fn fn) {
+// body(rank) on a thread each.
+template <class Body>
+void WithRanks(const std::vector<int>& node_sizes, const HierarchicalOptions& options,
+               uint32_t seed, Body body) {
   const std::vector<int> node_of = NodeOf(node_sizes);
   const auto hub = std::make_shared<LoopbackHub>(static_cast<int>(node_of.size()));
-  std::vector<Rank> ranks;
-  for (size_t r = 0; r < node_of.size(); ++r)
-    ranks.push_back(MakeRank(*hub, static_cast<int>(r), node_of, options, seed));
-  std::vector<std::string> failures(ranks.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < ranks.size(); ++r)
-    threads.emplace_back([&, r] {
-      try {
-        fn(ranks[r]);
-      } catch (const std::exception& e) {
-        failures[r] = e.what();
-        for (Rank& other : ranks) other.transport->Abort({Kind::kInternal, "another rank failed"});
-      }
+  try {
+    testing::RunRanks(hub->size(), [&](int r) {
+      Rank rank = MakeRank(*hub, r, node_of, options, seed);
+      body(rank);
     });
-  for (std::thread& thread : threads) thread.join();
-  for (size_t r = 0; r < failures.size(); ++r)
-    if (!failures[r].empty() && failures[r].find("another rank failed") == std::string::npos)
-      throw testing::Failure("seed " + std::to_string(seed) + ", rank " + std::to_string(r) + ": " +
-                             failures[r]);
+  } catch (const testing::Failure& failure) {
+    throw testing::Failure("seed " + std::to_string(seed) + ": " + failure.what());
+  }
 }
 
 void WaitFor(Work& work, Rank& r, const std::string& what) {
@@ -201,7 +145,7 @@ std::vector<std::vector<uint8_t>> ReduceAll(const std::vector<int>& node_sizes,
   const size_t nbytes = static_cast<size_t>(layout->nbytes());
   const size_t size = NodeOf(node_sizes).size();
   std::vector<std::vector<std::vector<uint8_t>>> results(size);
-  RunRanks(node_sizes, options, seed, [&](Rank& r) {
+  WithRanks(node_sizes, options, seed, [&](Rank& r) {
     std::mt19937 random(seed * 31 + static_cast<uint32_t>(r.rank));
     std::vector<SegmentPtr> segments;
     std::vector<WorkPtr> works;
@@ -284,6 +228,22 @@ const std::vector<std::vector<int>> kShapes = {{1},    {3},    {1, 1, 1}, {2, 2}
 
 }  // namespace
 
+TEST(ConformsWithTransfersThatFinishInAnyOrder) {
+  uint32_t seed = kSeed;
+  for (const std::vector<int>& shape : {std::vector<int>{2, 2}, {2, 2, 2, 2}, {2, 1}, {3, 2, 2}})
+    for (int64_t chunk : {1024, 4096})
+      WithRanks(shape, {chunk, 2}, ++seed, [&](Rank& r) {
+        conformance::ConformanceOptions options;
+        options.name =
+            "hierarchical(late loopback, late loopback), chunks of " + std::to_string(chunk);
+        options.seed = seed;
+        options.timeout = kLimit;
+        options.ordered =
+            false;  // a node of messages sums in a tree of hops: compared with Serial() below
+        conformance::CheckCommunicator(*r.communicator, options);
+      });
+}
+
 TEST(OverlappingCallsInAnyOrderAndAnyChunksGiveTheSameBits) {
   uint32_t seed = kSeed;
   for (const std::vector<int>& shape : kShapes)
@@ -307,7 +267,7 @@ TEST(MoreChunksThanTags) {
 
 TEST(AveragesOfHalvesKeepLargeAndSmall) {
   for (const std::vector<int>& shape : {std::vector<int>{2, 2, 2, 2}, {3, 2, 2}, {1, 4}, {2, 1}})
-    RunRanks(shape, {}, kSeed, [&](Rank& r) {
+    WithRanks(shape, {}, kSeed, [&](Rank& r) {
       const auto layout = std::make_shared<const Layout>(
           std::vector<reduce::Section>{{0, 2, DType::kFloat16, ReduceOp::kAverage}});
       SegmentPtr segment = r.communicator->Alloc(layout->nbytes());
@@ -333,7 +293,7 @@ TEST(AveragesOfHalvesKeepLargeAndSmall) {
 }
 
 TEST(OtherCollectivesCoverAllRanks) {
-  RunRanks({3, 2, 2}, {}, kSeed, [](Rank& r) {
+  WithRanks({3, 2, 2}, {}, kSeed, [](Rank& r) {
     Communicator& c = *r.communicator;
     CHECK_EQ(c.rank(), r.rank);
     CHECK_EQ(c.size(), 7);
@@ -367,7 +327,7 @@ TEST(OtherCollectivesCoverAllRanks) {
 }
 
 TEST(AnAbortReachesEveryCall) {
-  RunRanks({2, 2}, {64, 2}, kSeed, [](Rank& r) {
+  WithRanks({2, 2}, {64, 2}, kSeed, [](Rank& r) {
     const LayoutPtr layout = MixedLayout(1);
     SegmentPtr a = r.communicator->Alloc(layout->nbytes()),
                b = r.communicator->Alloc(layout->nbytes());
