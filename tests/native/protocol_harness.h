@@ -34,6 +34,12 @@ class VirtualClock {
     item.fn();
     return true;
   }
+  // What happens until `time` from now.
+  void RunFor(Nanos time) {
+    bool over = false;
+    Post(time, [&over] { over = true; });
+    while (!over) RunOne();
+  }
   void RunAll(int64_t limit = 10'000'000) {
     while (RunOne()) testing::Check(limit-- > 0, "the simulation ends", __FILE__, __LINE__);
   }

@@ -46,11 +46,20 @@ using DeclarationPtr = std::shared_ptr<const Declaration>;
 
 // --- Events -------------------------------------------------------------------------------------------------------------
 // The next batch of a domain starts here. Only after the previous batch of that domain ended on this rank (each group Run, or Fail).
+// The same step may answer with Fail: then the batch has ended already, and no Ready may follow. Passing the same pointer as for the batch
+// before spares comparing the texts.
 struct Begin { DeclarationPtr declaration; };
 struct Ready { std::string domain; int group; };            // a group of the started batch is complete
-struct Abandon { std::string domain; std::string reason; };  // give up the groups of the started batch that have not run
-struct Join {};                                             // no more batches from here until everybody has joined
-struct Shutdown { std::string reason; };                    // no more events from here, for good
+// Give up the groups of the started batch that have not run; no Ready of it after that. The batch ends later, by Fail or, where the
+// words of its last groups were on their way, by their Run: until then groups that were Ready may still come as Run, with this rank's
+// data.
+struct Abandon { std::string domain; std::string reason; };
+// No Begin from here until AllJoined. Batches that were started before go on as usual (Ready and Abandon may come); this rank counts as
+// joined once all their groups are ready.
+struct Join {};
+// No more Begin, Ready, Abandon and Join from here, for good. Started batches whose groups are all ready may still Run, the
+// others Fail; rounds go on until AllShutDown.
+struct Shutdown { std::string reason; };
 struct RoundDone { std::vector<uint64_t> words; };          // result of StartRound
 struct UnionDone { std::string blob; };                     // result of StartUnion
 struct Tick {};                                             // NextWake() has passed
@@ -60,13 +69,17 @@ using Event = std::variant<Begin, Ready, Abandon, Join, Shutdown, RoundDone, Uni
 struct StartRound { std::vector<uint64_t> words; };  // AND over the set's ranks, word by word
 struct StartUnion { std::string blob; };             // union over the set's ranks by Negotiator::Merge
 // Reduce this group now, after those of earlier Run actions: the same sequence on all ranks. `mine` is false where this rank
-// has joined and supplies zeros. `someone_joined`: at least one rank does.
+// has joined and supplies zeros; the declaration is then that of the lowest rank that brought it to the union, else this rank's
+// own. `someone_joined`: at least one rank has joined, and may supply zeros (equal on all ranks).
 struct Run { DeclarationPtr declaration; int group; bool mine; bool someone_joined; };
 // The groups of this rank's started batch of `domain` that have not run fail; the batch has ended. Comes alike, with the same text, on
-// every rank, at once or when that rank starts the batch in question.
+// every rank, at once or when that rank starts the batch in question. Groups that came as Run before are agreed and still to be
+// reduced. A rank that holds no complete group enters no round, and hears of a failure when it next does.
 struct Fail { std::string domain; Status status; };
-struct AllJoined { int last_rank; };  // ends Join: last_rank is the highest of those that joined last
-struct AllShutDown {};                // every rank has raised Shutdown
+// Ends Join, on ranks that joined and did not shut down: each rank of the set has joined or shut down. last_rank (in the set)
+// is the highest of those whose join became known last.
+struct AllJoined { int last_rank; };
+struct AllShutDown {};  // every rank has raised Shutdown and nothing is pending: no event may follow
 using Action = std::variant<StartRound, StartUnion, Run, Fail, AllJoined, AllShutDown>;
 
 struct NegotiatorOptions {
@@ -90,10 +103,11 @@ class Negotiator {
 
   // Handles one event; appends to *actions. Between StartRound/StartUnion and its RoundDone/UnionDone other events may come; they count
   // for the next round. Throws Error(kInternal) for an event that breaks the rules above (a caller's fault) and
-  // kTransportError for words or blobs that cannot be.
+  // kTransportError for words or blobs that cannot be. After a throw the negotiator is of no more use: end the engine. The number of
+  // words changes from round to round, alike on all ranks; blobs differ in size from rank to rank.
   void Step(const Event& event, Nanos now, std::vector<Action>* actions);
 
-  // When to send Tick, or kForever.
+  // When to send Tick, or kForever; changes with every Step. A Tick that comes too early or too late does no harm.
   Nanos NextWake() const;
 
   // Merge of two union blobs: commutative, associative, idempotent, canonical.
