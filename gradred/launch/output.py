@@ -81,9 +81,11 @@ class Output:
             connection.settimeout(5.0)
             try:
                 data, descriptors, _flags, _from = socket.recv_fds(connection, 64, 2)
+                if not descriptors:
+                    return  # a supervisor asks whether we live, or was ended in between
                 connection.send(b"k")
             except OSError:
-                return  # the supervisor was ended in between
+                return
         for descriptor, sink in zip(descriptors, self._sinks, strict=True):
             self._streams[descriptor] = _Stream(int(data), sink)
             self._selector.register(descriptor, selectors.EVENT_READ, self._read)

@@ -100,15 +100,24 @@ def bind(place: Place, binding: str) -> None:
         os.environ.setdefault(name, str(max(1, len(mine))))
 
 
+def _connect(folder: str) -> socket.socket | None:
+    """A connection with `gradred run`; None on another machine, or when it was killed."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(os.path.join(folder, OUTPUT_SOCKET))
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
 def send_output(folder: str, rank: int) -> list[int] | None:
     """Gives `gradred run` the reading ends of two pipes and returns the writing ends.
 
     None when it is on another machine: then the output goes through mpirun.
     """
-    try:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.connect(os.path.join(folder, OUTPUT_SOCKET))
-    except OSError:
+    connection = _connect(folder)
+    if connection is None:
         return None
     out, err = os.pipe(), os.pipe()
     socket.send_fds(connection, [b"%d\n" % rank], [out[0], err[0]])
@@ -201,7 +210,7 @@ def main() -> int:
     end = time.monotonic() + (0 if code == 0 or asked_to_end else options["grace_s"])
     while not (last := _all_ended(folder, place["local_size"])) and time.monotonic() < end:
         time.sleep(0.05)
-    if last and output is None:  # no launcher here to do it
+    if last and _connect(folder) is None:  # no launcher here that does it
         shutil.rmtree(folder, ignore_errors=True)
     return 128 - code if code < 0 else code
 
