@@ -25,8 +25,9 @@ from gradred.launch.supervisor import OUTPUT_SOCKET, in_foreground
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _TIMED_OUT = 124  # as timeout(1)
-# When to look for files that an MPI library would leave, in seconds after the start.
-_LOOK_FOR_FILES_S = (1.0, 3.0, 10.0, 60.0)
+# When to look for files that MPICH leaves when ranks are killed, in seconds after the start. It
+# makes them when a rank initialises MPI; Open MPI's launcher removes its own.
+_LOOK_FOR_FILES_S = (0.3, *range(1, 20), 60, 600)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ class JobRun:
 
     def _loop(self, output: Output) -> None:
         start = time.monotonic()
-        looks = [start + after for after in _LOOK_FOR_FILES_S]
+        hydra = self._mpirun is not None and self._mpirun.hydra
+        looks = [start + after for after in _LOOK_FOR_FILES_S] if hydra else []
         deadline = None if self._options.timeout_s is None else start + self._options.timeout_s
         while self._main_pids:
             now = time.monotonic()
