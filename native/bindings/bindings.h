@@ -29,8 +29,15 @@ void BindEngine(py::module_& m);
 void BindHandle(py::module_& m);
 void BindLeave(py::module_& m);
 
-// How long a wait stays away from Python before it looks for signals.
-constexpr std::chrono::milliseconds kSignalSlice{100};
+// How long a wait of this thread stays away from Python before it looks for signals. Python runs
+// their handlers on its main thread alone; others stay away, since a thread that asks for the GIL
+// while the interpreter is finalized dies there.
+inline std::chrono::nanoseconds SignalSlice() {
+  static const auto main_thread =
+      py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+  if (PyThread_get_thread_ident() != main_thread) return std::chrono::hours(1);
+  return std::chrono::milliseconds(100);
+}
 
 // Holding the GIL: runs the handlers of signals that came meanwhile; throws what they raise
 // (KeyboardInterrupt).
@@ -46,10 +53,11 @@ auto RunInterruptible(Function function) -> decltype(function()) {
   std::packaged_task<decltype(function())()> task(std::move(function));
   auto future = task.get_future();
   std::thread(std::move(task)).detach();
+  const auto slice = SignalSlice();
   for (;;) {
     {
       py::gil_scoped_release release;
-      if (future.wait_for(kSignalSlice) == std::future_status::ready) break;
+      if (future.wait_for(slice) == std::future_status::ready) break;
     }
     CheckSignals();
   }

@@ -130,9 +130,9 @@ class Handle {
   py::list Wait(std::optional<double> timeout_s) {
     const Nanos deadline =
         timeout_s && *timeout_s < 1e9 ? Now() + static_cast<Nanos>(*timeout_s * kSecond) : kForever;
+    const std::chrono::nanoseconds longest = SignalSlice();
     for (;;) {
-      const std::chrono::nanoseconds slice = std::min<std::chrono::nanoseconds>(
-          kSignalSlice, std::chrono::nanoseconds(deadline - Now()));
+      const auto slice = std::min(longest, std::chrono::nanoseconds(deadline - Now()));
       bool done;
       {
         py::gil_scoped_release release;
