@@ -269,6 +269,70 @@ TEST(AJoinedRankShutsDown) {
   ranks.ExpectOf(1, {"run a.0 joined", text});
 }
 
+// --- What ended is awaited by nobody ----------------------------------------------------------------------------------------
+
+// Two names that all ranks know, the one with the lower id first; no timer, which would hide the fault.
+std::pair<DeclarationPtr, DeclarationPtr> TwoKnownNames(Ranks* ranks) {
+  for (int rank = 0; rank < ranks->set.size(); ++rank) {
+    ranks->Submit(rank, kA);
+    ranks->Submit(rank, kB);
+  }
+  ranks->Settle();
+  const bool a_first = ranks->log[0].front() == "run a.0";
+  for (auto& log : ranks->log) log.clear();
+  return a_first ? std::make_pair(kA, kB) : std::make_pair(kB, kA);
+}
+
+TEST(AnAbandonedBatchIsNotAwaited) {
+  NegotiatorOptions options;
+  options.timer = false;
+  Ranks ranks(2, options);
+  const auto [low, high] = TwoKnownNames(&ranks);
+  ranks.Submit(0, low);
+  ranks.Send(1, Begin{low});
+  ranks.Settle();
+  ranks.Submit(0, high);
+  ranks.Send(1, Abandon{low->name, "x"});
+  ranks.Settle();
+  ranks.Submit(1, high);
+  ranks.Settle();
+  ranks.Expect({"fail " + low->name + ": Abandoned: rank 1 abandoned batch of '" + low->name +
+                    "': x",
+                "run " + high->name + ".0"});
+}
+
+TEST(ABatchThatAShutdownPreventsIsNotAwaited) {
+  NegotiatorOptions options;
+  options.timer = false;
+  Ranks ranks(3, options);
+  const auto [low, high] = TwoKnownNames(&ranks);
+  ranks.Submit(0, low);  // on its way with the lower one alone
+  ranks.Submit(0, high);
+  ranks.Submit(1, low);
+  ranks.Submit(2, high);
+  ranks.Send(2, Shutdown{"over"});
+  ranks.Settle();
+  ranks.Submit(1, high);
+  ranks.Settle();
+  for (const int rank : {0, 1})
+    ranks.ExpectOf(rank, {"fail " + low->name + ": Abandoned: rank 2 has shut down: over",
+                          "run " + high->name + ".0"});
+}
+
+// All of it comes while a round of another name is on its way: the end waits for what was submitted whole.
+TEST(AShutdownAndANewNameInOneRound) {
+  Ranks ranks(2);
+  ranks.Submit(0, kA);
+  ranks.Submit(1, kA);
+  for (const int rank : {0, 1}) {
+    ranks.Submit(rank, kB);
+    ranks.Send(rank, Shutdown{"over"});
+  }
+  ranks.Settle();
+  for (auto& log : ranks.log) std::sort(log.begin(), log.end());
+  ranks.Expect({"all shut down", "run a.0", "run b.0"});
+}
+
 }  // namespace
 }  // namespace protocol
 
