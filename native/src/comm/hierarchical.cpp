@@ -16,21 +16,21 @@ using reduce::Layout;
 using reduce::Range;
 
 // Note [Order of works in hierarchical]
-// A communicator's ranks must issue its works in one order, and nothing here may let timing choose
-// it.
-// * Between nodes: chunk 0, 1, 2, ... of the first job, then those of the next: a counter, each
-// started when its predecessor has
-//   been started and its own scatter has finished.
-// * In the node: a scatter is due whenever less than `window` chunks lie between it and the next
-// gather, else that gather is
-//   due: S0 S1 S2 G0 S3 G1 S4 G2 ... G(n-1) for a window of three. Which one is due is a function
-//   of the counters alone; an unfinished reduction between nodes delays the gather that is due and
-//   never lets another work pass it. A job's first scatter follows the last gather of the job
-//   before (started, not finished): to let it pass earlier, when it happens to be known already,
-//   would make the order a matter of timing.
-// Only polling is out of order. No rank waits in a circle: a work waits for works of lower chunks
-// and, in its own chunk, for the phase before; take the first unfinished one in the order job,
-// chunk, phase: all its ranks can start it.
+// A communicator's ranks must issue its works in one order, and nothing here may let timing choose.
+//
+// Between nodes that order is chunk 0, 1, 2, ... of the first job, then those of the next: a
+// counter. A reduction starts when the one before has started and its own scatter has finished.
+//
+// In the node a scatter is due while fewer than `window` chunks lie between it and the next gather;
+// else that gather is due: S0 S1 S2 G0 S3 G1 S4 G2 ... for a window of three. Which one is due is a
+// function of the counters alone. An unfinished reduction delays the gather that is due and lets
+// nothing pass it. A job's first scatter follows the last gather of the job before (started, not
+// finished): letting it go first where the job is known early enough would be a matter of timing.
+//
+// Only polling is out of order. No rank waits in a circle: take the unfinished work that comes
+// first by job, chunk and phase. All before it have finished on all ranks, and it waits for nothing
+// else: at most for later scatters of the window to start, which need only earlier gathers to have
+// started. So all its ranks can start it, and it finishes.
 
 int CeilLog2(int n) {
   int k = 0;
