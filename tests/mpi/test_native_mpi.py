@@ -39,6 +39,12 @@ def run_native(run_ranks: Callable[..., JobResult]) -> RunNative:
     return run
 
 
+def is_mpich() -> bool:
+    """Whether mpirun is the one of MPICH, Hydra."""
+    version = subprocess.run([str(find_mpirun()), "--version"], capture_output=True, text=True)
+    return "HYDRA" in version.stdout
+
+
 def assert_passed(result: JobResult, ranks: int) -> None:
     """Every one of `ranks` ranks has passed tests, and none has failed."""
     assert result.returncode == 0, result.text
@@ -83,10 +89,13 @@ def test_a_forked_child_calls_nothing(run_native: RunNative) -> None:
 
 
 def test_nothing_is_called_after_an_abort(run_native: RunNative) -> None:
+    """MPI stays initialised; the program finalizes it in the end, so that its files are removed."""
+    if is_mpich():
+        pytest.skip("MPICH cannot be finalized with messages pending, and else leaves a file")
     result = run_native(3, "--mode=abort")
-    assert result.returncode != 0, result.text
-    assert re.search(r"rank \d: aborted well", result.text), result.text
-    assert "FAILED" not in result.text
+    assert result.returncode == 0, result.text
+    for rank, out in enumerate(result.out):
+        assert f"rank {rank}: aborted well\nleft alone at exit\n" in out, result.text
 
 
 def test_ranks_that_mpi_does_not_join_are_refused(run_native: RunNative) -> None:
@@ -96,7 +105,8 @@ def test_ranks_that_mpi_does_not_join_are_refused(run_native: RunNative) -> None
     assert result.returncode == 0, f"the variables of mpirun count first\n{result.text}"
     alone = subprocess.run(
         [f"{os.environ['GRADRED_NATIVE_TESTS']}/mpi_ranks", f"--prefix={sys.prefix}"],
-        env={**os.environ, **slurm},
+        # Alone, Open MPI 5 leaves its shared memory behind.
+        env={**os.environ, **slurm, "OMPI_MCA_btl": "self"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -314,13 +314,14 @@ std::unique_ptr<Fabric> Open(const WorldOptions& options, const LauncherInfo& la
   const bool ours = !library.initialized;
   if (options.mpi_comm && ours)
     throw Error(Kind::kInvalidArgument, "a communicator was given, but MPI was not initialised");
-  Process::Get().SetClean(false);
+  Process::Get().SetClean(true);  // what fails now fails alike on all ranks
   if (ours) Initialize(mpi, launcher, library);
   TellMpi4py(library);
   CheckThreadLevel(mpi.get(), library, ours);
   const Group<Abi> world = Place(mpi.get(), mpi->api.comm_world);
   CheckSize(launcher, library, world.size);
   CheckTags(mpi.get());
+  Process::Get().SetClean(false);
   typename Abi::Comm comm;
   if (options.mpi_comm)
     comm = Duplicate(mpi.get(), FromHandle(mpi.get(), options));

@@ -32,9 +32,8 @@ class Process {
   // See Note [MPI_Finalize]. `finalize` runs at most once.
   void FinalizeAtExit(std::function<void()> finalize);
   bool initialized_here() const { return finalize_ != nullptr; }
-  void SetClean(bool clean) {
-    clean_ = clean;
-  }  // true: every fabric that was opened has been closed
+  // True: no rank waits for this one, and every fabric that was opened has been closed.
+  void SetClean(bool clean) { clean_ = clean; }
 
   // Memory that MPI may still write to or read from, kept for good.
   void Bury(std::vector<char> memory);
