@@ -178,6 +178,27 @@ TEST(SegmentsGrowWithoutTheOthers) {
   });
 }
 
+// More than there are tags: a tag's next Work waits for the one before.
+TEST(MoreWorksThanSequences) {
+  InProcesses(3, 4096, [&](int rank, std::shared_ptr<shm::Page> page) {
+    constexpr int kWorks = 2 * kSequences + 10;
+    const auto transport = shm::MakeTransport(page, 1, rank);
+    const auto communicator = shm::MakeCommunicator(*transport, AllOf(3), 0, {});
+    const auto layout = FloatLayout(3);
+    const auto segment = communicator->Alloc(kWorks * layout->nbytes());
+    std::vector<WorkPtr> works;
+    const auto value = [&](int k) {
+      return reinterpret_cast<float*>(static_cast<char*>(segment->data()) + k * layout->nbytes());
+    };
+    for (int k = 0; k < kWorks; ++k) {
+      std::fill_n(value(k), 3, static_cast<float>(k + rank));
+      works.push_back(communicator->AllReduce(*segment, k * layout->nbytes(), layout));
+    }
+    for (const WorkPtr& work : works) Await(*work, *transport);
+    for (int k = 0; k < kWorks; ++k) CHECK_EQ(value(k)[2], static_cast<float>(3 * k + 3));
+  });
+}
+
 TEST(DifferentCollectivesAreAnError) {
   InProcesses(2, 4096, [&](int rank, std::shared_ptr<shm::Page> page) {
     const auto transport = shm::MakeTransport(page, 1, rank);

@@ -102,6 +102,12 @@ void WorldImpl::OpenTransports() {
   const bool one_node = topology_.nodes() == 1;
   for (int i = 0; i < shm::kTransports; ++i) {
     std::unique_ptr<Transport> far = one_node ? nullptr : fabric_->MakeTransport(kTraffic[i]);
+    if (far == nullptr && roster_.machines() > 1) {
+      throw Error(Kind::kUnsupported,
+                  "the ranks run on " + std::to_string(roster_.machines()) +
+                      " machines, or in containers that do not share processes, and transport '" +
+                      options_.transport + "' joins one machine only; use MPI");
+    }
     std::vector<int> near_of(static_cast<size_t>(topology_.size), -1);
     for (const int rank : machine_ranks_) {
       const bool same_node = roster_.node_of[static_cast<size_t>(rank)] ==
@@ -215,7 +221,7 @@ void WorldImpl::Close() {
 }
 
 void WorldImpl::Abort(const Status& cause) {
-  if (state_ == State::kClosed || Forked()) return;
+  if (state_ != State::kOpen || Forked()) return;  // the first cause stays
   state_ = State::kAborted;
   page_->Leave(PageIndexOf(topology_.rank), shm::MemberState::kFailed, cause.message());
   for (auto& transport : transports_) {

@@ -126,17 +126,20 @@ class Host final : public Bootstrap {
   }
 
   void Welcome(Socket guest) {
-    std::string bytes;
-    // A stranger that says nothing must not hold the others up.
+    // A stranger that says nothing, or something else, must not hold the others up.
     const Nanos limit = std::min(deadline_, Now() + 5 * kSecond);
+    int rank = 0, size_there = 0, pid = 0;
     try {
+      std::string bytes;
       if (!guest.Receive(&bytes, limit)) return;
+      Reader reader(bytes);
+      if (reader.Get<uint32_t>() != kHello) return;
+      rank = reader.Get<int>();
+      size_there = reader.Get<int>();
+      pid = reader.Get<int>();
     } catch (const Error&) {
       return;
     }
-    Reader reader(bytes);
-    if (reader.Get<uint32_t>() != kHello) return;
-    const int rank = reader.Get<int>(), size_there = reader.Get<int>(), pid = reader.Get<int>();
     const std::string who = "rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ")";
     Status status;
     if (size_there != size()) {

@@ -1,12 +1,14 @@
 #include "comm/shm/communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
 
 #include "comm/algorithm_communicator.h"
 #include "comm/shm/segment.h"
+#include "comm/tag_turn.h"
 
 namespace gradred::comm::shm {
 namespace {
@@ -62,16 +64,17 @@ class ShmCommunicator;
 class SharedWork final : public Work {
  public:
   SharedWork(ShmCommunicator* owner, SharedSegment& segment, int64_t offset, What what,
-             LayoutPtr layout, std::vector<reduce::Range> parts, Tag tag);
+             LayoutPtr layout, std::vector<reduce::Range> parts, TagTurn turn);
   ~SharedWork() override {
     // Messages still point there: see Work on the memory of unfinished Works.
-    if (step_ != Step::kFinished) (void)mail_.release();
+    if (step_ != Step::kWait && step_ != Step::kFinished) (void)mail_.release();
   }
 
  private:
-  enum class Step { kArrive, kMove, kDone, kFinished };
+  enum class Step { kWait, kArrive, kMove, kDone, kFinished };
 
   bool Advance() override;
+  void Arrive();
   void Meet();
   bool Move();
 
@@ -79,11 +82,11 @@ class SharedWork final : public Work {
   What what_;
   LayoutPtr layout_;
   std::vector<reduce::Range> parts_;
-  Tag tag_;
+  TagTurn turn_;
   std::unique_ptr<Mail> mail_;
   std::vector<char*> slots_;  // of all ranks, at the offset
   int64_t at_ = 0;            // of my part, done so far
-  Step step_ = Step::kArrive;
+  Step step_ = Step::kWait;
 };
 
 class ShmCommunicator final : public Communicator {
@@ -160,6 +163,7 @@ class ShmCommunicator final : public Communicator {
   int rank_ = 0;
   int shift_ = 0;  // log2 of what averages of halves are divided by here
   uint16_t next_ = 0;
+  std::array<std::weak_ptr<void>, kSequences> turns_;
   Attachments attachments_;
 };
 
@@ -186,35 +190,46 @@ WorkPtr ShmCommunicator::Start(Segment& segment, int64_t offset, What what, Layo
                     std::to_string(parts.size()) + " parts of " + std::to_string(nbytes) +
                     " bytes at offset " + std::to_string(offset));
   }
-  const Tag tag{channel_, next_};
+  TagTurn turn{{channel_, next_}, turns_[next_], std::make_shared<char>()};
+  turns_[next_] = turn.mine;
   next_ = static_cast<uint16_t>((next_ + 1) % kSequences);
-  return std::make_unique<SharedWork>(this, *shared, offset, what, std::move(layout),
-                                      std::move(parts), tag);
+  auto work = std::make_unique<SharedWork>(this, *shared, offset, what, std::move(layout),
+                                           std::move(parts), std::move(turn));
+  work->Poll();  // arrives at once
+  return work;
 }
 
 SharedWork::SharedWork(ShmCommunicator* owner, SharedSegment& segment, int64_t offset, What what,
-                       LayoutPtr layout, std::vector<reduce::Range> parts, Tag tag)
-    : owner_(owner), what_(what), layout_(std::move(layout)), parts_(std::move(parts)), tag_(tag),
-      mail_(new Mail), slots_(static_cast<size_t>(owner->size())) {
-  const int rank = owner_->rank(), size = owner_->size();
-  slots_[static_cast<size_t>(rank)] = static_cast<char*>(segment.data()) + offset;
-  at_ = parts_[static_cast<size_t>(rank)].begin;
+                       LayoutPtr layout, std::vector<reduce::Range> parts, TagTurn turn)
+    : owner_(owner), what_(what), layout_(std::move(layout)), parts_(std::move(parts)),
+      turn_(std::move(turn)), mail_(new Mail), slots_(static_cast<size_t>(owner->size())) {
+  const auto rank = static_cast<size_t>(owner_->rank());
+  slots_[rank] = static_cast<char*>(segment.data()) + offset;
+  at_ = parts_[rank].begin;
   const int64_t nbytes = std::max(EndOf(parts_), layout_ == nullptr ? 0 : layout_->nbytes());
   mail_->mine = {segment.key(), offset, nbytes, what, 0};
-  mail_->theirs.resize(static_cast<size_t>(size));
+  mail_->theirs.resize(slots_.size());
+}
+
+void SharedWork::Arrive() {
+  const int rank = owner_->rank(), size = owner_->size();
   Transport& transport = owner_->transport();
   for (int i = 1; i < size; ++i) {  // each rank starts with another peer
     const int peer = (rank + i) % size;
     const int to = owner_->members()[static_cast<size_t>(peer)];
-    // Both receives now: a later Work may come round to the same tag.
-    mail_->arrivals.push_back(transport.Recv(to, tag_, &mail_->theirs[static_cast<size_t>(peer)],
+    mail_->arrivals.push_back(transport.Recv(to, turn_.tag, &mail_->theirs[static_cast<size_t>(peer)],
                                              sizeof(Arrival)));
-    mail_->dones.push_back(transport.Recv(to, tag_, nullptr, 0));
-    mail_->arrivals.push_back(transport.Send(to, tag_, &mail_->mine, sizeof(Arrival)));
+    mail_->dones.push_back(transport.Recv(to, turn_.tag, nullptr, 0));
+    mail_->arrivals.push_back(transport.Send(to, turn_.tag, &mail_->mine, sizeof(Arrival)));
   }
 }
 
 bool SharedWork::Advance() {
+  if (step_ == Step::kWait) {
+    if (!turn_.HasCome()) return false;
+    step_ = Step::kArrive;
+    Arrive();
+  }
   if (step_ == Step::kArrive) {
     if (!PollAll(mail_->arrivals)) return false;
     Meet();
@@ -228,13 +243,14 @@ bool SharedWork::Advance() {
     for (int i = 1; i < owner_->size(); ++i) {
       const int peer = (owner_->rank() + i) % owner_->size();
       mail_->dones.push_back(owner_->transport().Send(
-          owner_->members()[static_cast<size_t>(peer)], tag_, nullptr, 0));
+          owner_->members()[static_cast<size_t>(peer)], turn_.tag, nullptr, 0));
     }
     step_ = Step::kDone;
   }
   if (step_ == Step::kDone) {
     if (!PollAll(mail_->dones)) return false;
     step_ = Step::kFinished;
+    turn_.mine.reset();
   }
   return true;
 }

@@ -21,9 +21,10 @@ class RingWriter {
       : ring_(ring), bytes_(reinterpret_cast<char*>(ring + 1)), capacity_(capacity),
         written_(ring->written.load(std::memory_order_relaxed)) {}
 
+  // Sequentially consistent as AskForSpace and Release: either this sees the space or the reader sees the request.
   int64_t Free() const {
     return capacity_ -
-           static_cast<int64_t>(written_ - ring_->read.load(std::memory_order_acquire));
+           static_cast<int64_t>(written_ - ring_->read.load(std::memory_order_seq_cst));
   }
   // nbytes <= Free(). Not seen by the reader before Publish().
   void Write(const void* data, int64_t nbytes) {
@@ -38,7 +39,6 @@ class RingWriter {
   // Asks for a ring of the bell when the reader frees space; look at Free() once more afterwards.
   void AskForSpace() {
     ring_->writer_waits.store(1, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
 
  private:
@@ -70,7 +70,6 @@ class RingReader {
   // Gives the space of what was read back. True: the writer waits for it and must be woken.
   bool Release() {
     ring_->read.store(read_, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     return ring_->writer_waits.load(std::memory_order_seq_cst) != 0 &&
            ring_->writer_waits.exchange(0, std::memory_order_seq_cst) != 0;
   }

@@ -12,6 +12,9 @@
 namespace gradred::comm::shm {
 namespace {
 
+// Written by one Progress to one peer, so that a fast reader cannot hold the writer there.
+constexpr int64_t kFlushNbytes = 1 << 20;
+
 enum class FrameKind : uint32_t { kMessage = 1, kDatagram = 2 };
 
 // Precedes the bytes of each message in a ring.
@@ -230,8 +233,13 @@ void ShmTransport::Progress() {
 void ShmTransport::Flush(int peer) {
   Peer& to = peers_[static_cast<size_t>(peer)];
   const int64_t piece = page_->ring_nbytes() / 4;
+  int64_t left = kFlushNbytes;
   bool asked = false;
   while (!to.outgoing.empty()) {
+    if (left <= 0) {
+      bell_.Ring();  // there is more to do: the owner must not sleep
+      return;
+    }
     Outgoing& message = to.outgoing.front();
     int64_t free = to.writer.Free();
     bool moved = false;
@@ -246,6 +254,7 @@ void ShmTransport::Flush(int peer) {
       if (n > 0) {
         to.writer.Write(data + message.sent, n);
         message.sent += n;
+        left -= n;
         moved = true;
       }
     }
