@@ -1,4 +1,5 @@
-// Negotiators of simulated ranks in one thread: rounds and unions complete when all ranks of the set have entered, on a virtual clock.
+// Negotiators of simulated ranks in one thread: rounds and unions complete when all ranks of the
+// set have entered, on a virtual clock.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
-// Ranks of one set that a test moves by hand, and what the protocol told each of them, as lines of text.
+// Ranks of one set that a test moves by hand, and what the protocol told each of them, as lines of
+// text.
 #pragma once
 
 #include <map>
@@ -10,7 +11,7 @@
 namespace protocol {
 
 inline DeclarationPtr Domain(const std::string& name, const std::vector<std::string>& signatures,
-                      std::vector<int> group_ends = {}, const std::string& label = "x") {
+                             std::vector<int> group_ends = {}, const std::string& label = "x") {
   auto declaration = std::make_shared<Declaration>();
   declaration->name = name;
   for (const std::string& signature : signatures)
@@ -21,12 +22,14 @@ inline DeclarationPtr Domain(const std::string& name, const std::vector<std::str
   return declaration;
 }
 
-// Ranks whose actions are written down as text, a list a rank: "run a.0", "zeros a.0", "fail a: ...".
+// Ranks whose actions are written down as text, a list a rank: "run a.0", "zeros a.0", "fail a:
+// ...".
 class Ranks {
  public:
   explicit Ranks(int size, NegotiatorOptions options = {})
       : log(size),
-        set(&clock, size, options, [this](int rank, const Action& action) { Note(rank, action); }) {}
+        set(&clock, size, options, [this](int rank, const Action& action) { Note(rank, action); }) {
+  }
 
   void Send(int rank, const Event& event) { set.Send(rank, event); }
   void Submit(int rank, const DeclarationPtr& declaration) {

@@ -54,8 +54,9 @@ TEST(OneRankIsASet) {
   ranks.Settle();
   ranks.Send(0, Shutdown{});
   ranks.Settle();
-  ranks.Expect({"run a.0", "run a.0", "run a.1", "fail a: Abandoned: rank 0 abandoned batch of 'a': why",
-                "all joined, last 0", "all shut down"});
+  ranks.Expect({"run a.0", "run a.0", "run a.1",
+                "fail a: Abandoned: rank 0 abandoned batch of 'a': why", "all joined, last 0",
+                "all shut down"});
 }
 
 TEST(IdleRanksAskForNoWake) {
@@ -67,7 +68,8 @@ TEST(IdleRanksAskForNoWake) {
   CHECK_EQ(ranks.set.at(1).NextWake(), kForever);
 }
 
-// Rank 1 waits for y before it brings x; rank 0 brought both, but a round saw x alone. Nobody but the timer can know.
+// Rank 1 waits for y before it brings x; rank 0 brought both, but a round saw x alone. Nobody but
+// the timer can know.
 void WaitOnDifferentNames(bool timer) {
   NegotiatorOptions options;
   options.timer = timer;
@@ -111,7 +113,8 @@ TEST(TheAwaitedBitMovesOnWithEmptyRounds) {
   for (int rank = 0; rank < 3; ++rank) ranks.Submit(rank, domains[rank]);
   ranks.clock.RunFor(60 * kMillisecond);
   CHECK(ranks.counters().empty_rounds > before + 3);
-  // With the awaited bit going round each rank enters at once in one round of three, so the timers of each fire in the others.
+  // With the awaited bit going round each rank enters at once in one round of three, so the timers
+  // of each fire in the others.
   for (int rank = 0; rank < 3; ++rank) {
     const auto& counters = ranks.set.at(rank).counters();
     CHECK(counters.fallbacks > 0 && counters.fallbacks < counters.empty_rounds);
@@ -122,7 +125,8 @@ TEST(TheAwaitedBitMovesOnWithEmptyRounds) {
   CHECK_EQ(ranks.log[0].size(), size_t{3});
 }
 
-// --- Other signatures -------------------------------------------------------------------------------------------------------
+// --- Other signatures
+// -------------------------------------------------------------------------------------------------------
 
 TEST(EqualListsResignWithoutAUnion) {
   Ranks ranks(3);
@@ -144,17 +148,21 @@ TEST(AMismatchReadsTheSameEverywhere) {
   options.world_ranks = {4, 5, 6, 7};
   Ranks ranks(4, options);
   for (int rank = 0; rank < 4; ++rank)
-    ranks.Submit(rank, Domain("loss", {"allreduce sum int32 []", rank == 1 ? "allreduce sum float32 [4]"
-                                                                         : "allreduce sum float32 [3]"}));
+    ranks.Submit(
+        rank, Domain("loss", {"allreduce sum int32 []", rank == 1 ? "allreduce sum float32 [4]"
+                                                                  : "allreduce sum float32 [3]"}));
   ranks.Settle();
-  ranks.Expect({"fail loss: Mismatch: 'loss', entry 1 ('x'): ranks declare different tensors: rank 4, 6-7: "
-                "allreduce sum float32 [3]; rank 5: allreduce sum float32 [4]" + kHint});
+  ranks.Expect(
+      {"fail loss: Mismatch: 'loss', entry 1 ('x'): ranks declare different tensors: rank 4, 6-7: "
+       "allreduce sum float32 [3]; rank 5: allreduce sum float32 [4]" +
+       kHint});
   for (int rank = 0; rank < 4; ++rank) ranks.Submit(rank, Domain("loss", {"any"}));
   ranks.Settle();
   ranks.Expect({"run loss.0"});
 }
 
-// The name was agreed before: rank 0 has a batch of the old signature pending, which is no news to it.
+// The name was agreed before: rank 0 has a batch of the old signature pending, which is no news to
+// it.
 TEST(AMismatchWithAnAgreedSignature) {
   for (const bool in_flight : {false, true}) {
     Ranks ranks(3);
@@ -169,8 +177,10 @@ TEST(AMismatchWithAnAgreedSignature) {
     // Rank 2 enters for another name, and owes the batch that failed.
     ranks.Submit(2, Domain("b", {"s"}));
     ranks.Settle();
-    const std::string text = "fail a: Mismatch: 'a', entry 0 ('x'): ranks declare different tensors: "
-                             "rank 0: old; rank 1: new" + kHint;
+    const std::string text =
+        "fail a: Mismatch: 'a', entry 0 ('x'): ranks declare different tensors: "
+        "rank 0: old; rank 1: new" +
+        kHint;
     ranks.ExpectOf(0, {text});
     ranks.ExpectOf(1, {text});
     ranks.ExpectOf(2, {});
@@ -190,18 +200,27 @@ TEST(AMismatchOfNumbersAndOfCuts) {
   ranks.Submit(0, Domain("a", {"s", "s"}));
   ranks.Submit(1, Domain("a", {"s", "s", "s"}));
   ranks.Settle();
-  ranks.Expect({"fail a: Mismatch: 'a': ranks declare different numbers of entries: rank 0: 2 entries; rank 1: 3 "
-                "entries" + kHint});
+  ranks.Expect(
+      {"fail a: Mismatch: 'a': ranks declare different numbers of entries: rank 0: 2 entries; rank "
+       "1: 3 "
+       "entries" +
+       kHint});
   ranks.Submit(0, Domain("a", {"s", "s"}, {1, 2}));
   ranks.Submit(1, Domain("a", {"s", "s"}));
   ranks.Settle();
-  ranks.Expect({"fail a: Mismatch: 'a': ranks cut the entries into different groups: rank 0: groups end at 1 2; "
-                "rank 1: groups end at 2" + kHint});
+  ranks.Expect(
+      {"fail a: Mismatch: 'a': ranks cut the entries into different groups: rank 0: groups end at "
+       "1 2; "
+       "rank 1: groups end at 2" +
+       kHint});
   ranks.Submit(0, Domain("a", {"s", "t"}, {}, "kernel"));
   ranks.Submit(1, Domain("a", {"s", "u", "v"}, {}, "bias"));
   ranks.Settle();
-  ranks.Expect({"fail a: Mismatch: 'a', entry 1 ('kernel'): ranks declare different numbers of entries: rank 0: t "
-                "of 2 entries; rank 1: u ('bias') of 3 entries" + kHint});
+  ranks.Expect(
+      {"fail a: Mismatch: 'a', entry 1 ('kernel'): ranks declare different numbers of entries: "
+       "rank 0: t "
+       "of 2 entries; rank 1: u ('bias') of 3 entries" +
+       kHint});
 }
 
 TEST(LabelsMayDiffer) {
@@ -213,7 +232,8 @@ TEST(LabelsMayDiffer) {
   CHECK_EQ(ranks.counters().unions, 0);
 }
 
-// --- Abandon ----------------------------------------------------------------------------------------------------------------
+// --- Abandon
+// ----------------------------------------------------------------------------------------------------------------
 
 TEST(AnAbandonedBatchFailsEverywhere) {
   Ranks ranks(3);
@@ -245,7 +265,7 @@ TEST(WordsOnTheirWayOutliveAnAbandon) {
   ranks.Expect({"run a.0"});
   ranks.Send(0, Ready{"a", 1});  // rank 0 held nothing that would have made it enter
   ranks.Settle();
-  ranks.Expect({ "fail a: Abandoned: rank 1 abandoned batch of 'a': late"});
+  ranks.Expect({"fail a: Abandoned: rank 1 abandoned batch of 'a': late"});
 }
 
 TEST(AnAbandonOfANameNobodyElseKnows) {
@@ -267,7 +287,8 @@ TEST(AnAbandonOfANameNobodyElseKnows) {
   CHECK(ranks.log[0] == ranks.log[1]);
 }
 
-// --- Wrong events and broken messages ---------------------------------------------------------------------------------------
+// --- Wrong events and broken messages
+// ---------------------------------------------------------------------------------------
 
 TEST(EventsThatBreakTheRules) {
   std::vector<Action> actions;

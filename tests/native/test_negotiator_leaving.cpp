@@ -68,7 +68,8 @@ TEST(AJoinWaitsForTheBatchesOfItsRank) {
   CHECK(std::count(ranks.log[1].begin(), ranks.log[1].end(), "zeros two.1 joined") == 1);
 }
 
-// Begin, Ready and Join all come while a round of another name is on its way: the join is over only after the batch.
+// Begin, Ready and Join all come while a round of another name is on its way: the join is over only
+// after the batch.
 TEST(AJoinAndANewNameInOneRound) {
   Ranks ranks(2);
   ranks.Submit(0, kA);
@@ -131,13 +132,16 @@ TEST(AJoinedRankWithAnotherSignature) {
   ranks.Settle();
   ranks.Send(1, Join{});
   ranks.Settle();
-  const std::string text = "fail a: Mismatch: 'a', entry 0 ('x'): ranks declare different tensors: "
-                           "rank 0: other; rank 1: s" + kHint;
+  const std::string text =
+      "fail a: Mismatch: 'a', entry 0 ('x'): ranks declare different tensors: "
+      "rank 0: other; rank 1: s" +
+      kHint;
   ranks.ExpectOf(0, {text, "run b.0 joined", "all joined, last 1"});
   ranks.ExpectOf(1, {text, "zeros b.0 joined", "all joined, last 1"});
 }
 
-// --- Shutdown ---------------------------------------------------------------------------------------------------------------
+// --- Shutdown
+// ---------------------------------------------------------------------------------------------------------------
 
 TEST(ShutdownOfAll) {
   Ranks ranks(3);
@@ -196,7 +200,8 @@ TEST(WhatWasSubmittedWholeBeforeAShutdownRuns) {
   ranks.Expect({"all shut down"});
 }
 
-// The batch that rank 0 had submitted whole fails in the union that also brings its shutdown: its next one cannot come.
+// The batch that rank 0 had submitted whole fails in the union that also brings its shutdown: its
+// next one cannot come.
 TEST(AShutdownAndAnAbandonInOneUnion) {
   Ranks ranks(3);
   for (int rank = 0; rank < 3; ++rank) ranks.Send(rank, Begin{kA});
@@ -269,9 +274,11 @@ TEST(AJoinedRankShutsDown) {
   ranks.ExpectOf(1, {"run a.0 joined", text});
 }
 
-// --- What ended is awaited by nobody ----------------------------------------------------------------------------------------
+// --- What ended is awaited by nobody
+// ----------------------------------------------------------------------------------------
 
-// Two names that all ranks know, the one with the lower id first; no timer, which would hide the fault.
+// Two names that all ranks know, the one with the lower id first; no timer, which would hide the
+// fault.
 std::pair<DeclarationPtr, DeclarationPtr> TwoKnownNames(Ranks* ranks) {
   for (int rank = 0; rank < ranks->set.size(); ++rank) {
     ranks->Submit(rank, kA);
@@ -296,9 +303,9 @@ TEST(AnAbandonedBatchIsNotAwaited) {
   ranks.Settle();
   ranks.Submit(1, high);
   ranks.Settle();
-  ranks.Expect({"fail " + low->name + ": Abandoned: rank 1 abandoned batch of '" + low->name +
-                    "': x",
-                "run " + high->name + ".0"});
+  ranks.Expect(
+      {"fail " + low->name + ": Abandoned: rank 1 abandoned batch of '" + low->name + "': x",
+       "run " + high->name + ".0"});
 }
 
 TEST(ABatchThatAShutdownPreventsIsNotAwaited) {
@@ -319,7 +326,8 @@ TEST(ABatchThatAShutdownPreventsIsNotAwaited) {
                           "run " + high->name + ".0"});
 }
 
-// All of it comes while a round of another name is on its way: the end waits for what was submitted whole.
+// All of it comes while a round of another name is on its way: the end waits for what was submitted
+// whole.
 TEST(AShutdownAndANewNameInOneRound) {
   Ranks ranks(2);
   ranks.Submit(0, kA);

@@ -1,4 +1,5 @@
-// Names that come and go: ids are given back, memory stays flat over a million calls and a hundred thousand names.
+// Names that come and go: ids are given back, memory stays flat over a million calls and a hundred
+// thousand names.
 #include <cstdlib>
 #include <new>
 
@@ -81,7 +82,8 @@ TEST(AHalfRunBatchStays) {
   ranks.Expect({"run a.0"});
 }
 
-// Rank 0 has begun, with nothing complete that the others could see: the name retires, and rank 0 declares it again.
+// Rank 0 has begun, with nothing complete that the others could see: the name retires, and rank 0
+// declares it again.
 TEST(ABegunNameIsDeclaredAgain) {
   Ranks ranks(2, RetireAfter(5));
   const auto a = Domain("a", {"s", "s"}, {1, 2}), b = Domain("b", {"s"});

@@ -15,7 +15,8 @@ Declaration Text(const std::string& name, const std::string& signature, const st
   return {name, {{signature, label}}, {1}, "payload"};
 }
 
-// --- Ranks ------------------------------------------------------------------------------------------------------------------
+// --- Ranks
+// ------------------------------------------------------------------------------------------------------------------
 
 TEST(RangesOfRanks) {
   std::mt19937_64 random(7);
@@ -49,7 +50,8 @@ TEST(RanksInWords) {
   CHECK_EQ(scattered.Describe({}), "rank 0, 2, 4, 6, 8, 10, 12, 14, ... (50 ranks)");
 }
 
-// --- Records ----------------------------------------------------------------------------------------------------------------
+// --- Records
+// ----------------------------------------------------------------------------------------------------------------
 
 Records RandomRecords(std::mt19937_64* random) {
   const auto below = [random](uint64_t n) { return static_cast<int>((*random)() % n); };
@@ -61,7 +63,7 @@ Records RandomRecords(std::mt19937_64* random) {
   }
   for (int i = below(3); i > 0; --i)
     records.abandoned[{"n" + std::to_string(below(3)), below(4)}] = {below(2),
-                                                                    std::to_string(below(3))};
+                                                                     std::to_string(below(3))};
   if (below(2)) records.joins[below(4)] = below(3);
   if (below(2)) records.shutdowns[below(4)] = {std::to_string(below(2)), std::to_string(below(2))};
   return records;
@@ -113,7 +115,8 @@ TEST(BrokenBlobsAreRefused) {
   CHECK(refused > 100);
 }
 
-// --- Words ------------------------------------------------------------------------------------------------------------------
+// --- Words
+// ------------------------------------------------------------------------------------------------------------------
 
 std::vector<uint64_t> And(std::vector<uint64_t> a, const std::vector<uint64_t>& b) {
   for (size_t i = 0; i < a.size(); ++i) a[i] &= b[i];
@@ -197,7 +200,8 @@ TEST(DigestsCompareByTwoAnds) {
   CHECK(!DecodeRound(words({}), 3, 0).declared_alike);
 }
 
-// --- Ids --------------------------------------------------------------------------------------------------------------------
+// --- Ids
+// --------------------------------------------------------------------------------------------------------------------
 
 DeclarationPtr Groups(const std::string& name, int groups) {
   auto declaration = std::make_shared<Declaration>();

@@ -20,7 +20,8 @@ std::string Cuts(const Declaration& declaration) {
   return text;
 }
 
-// The first entry that not all variants have alike, or -1 where one list is the beginning of another.
+// The first entry that not all variants have alike, or -1 where one list is the beginning of
+// another.
 int FirstDifference(const std::vector<Variant>& variants, size_t common) {
   for (size_t i = 0; i < common; ++i) {
     for (const Variant& variant : variants) {
@@ -46,10 +47,9 @@ void CheckDeclaration(const Declaration& declaration) {
 bool SameSignature(const Declaration& a, const Declaration& b) {
   if (&a == &b) return true;
   return a.group_ends == b.group_ends &&
-         std::equal(a.entries.begin(), a.entries.end(), b.entries.begin(), b.entries.end(),
-                    [](const EntryText& x, const EntryText& y) {
-                      return x.signature == y.signature;
-                    });
+         std::equal(
+             a.entries.begin(), a.entries.end(), b.entries.begin(), b.entries.end(),
+             [](const EntryText& x, const EntryText& y) { return x.signature == y.signature; });
 }
 
 Digest SignatureDigest(const Declaration& declaration, uint64_t key) {
@@ -115,8 +115,8 @@ std::string DescribeMismatch(const std::string& name, const std::vector<Variant>
         text += " (" + Quoted(entry.label) + ")";
     }
     if (counts_differ)
-      text += (differs >= 0 ? " of " : "") + std::to_string(declaration.entries.size()) +
-              " entries";
+      text +=
+          (differs >= 0 ? " of " : "") + std::to_string(declaration.entries.size()) + " entries";
     if (differs < 0 && !counts_differ) text += Cuts(declaration);
   }
   return text + ". Every rank must bring the same tensors in the same order under one name";

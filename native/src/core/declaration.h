@@ -11,7 +11,8 @@
 
 namespace gradred::core {
 
-// Throws kInternal for a declaration without groups or with cuts that do not ascend to the number of entries.
+// Throws kInternal for a declaration without groups or with cuts that do not ascend to the number
+// of entries.
 void CheckDeclaration(const Declaration& declaration);
 
 // What must agree: the entries' signatures and the cuts. Labels and payload may differ.
@@ -26,8 +27,8 @@ struct Variant {
   RankSet holders;
   DeclarationPtr declaration;
 };
-// The same text wherever it is called with the same variants (two or more): the domain, the first thing that differs, and what
-// the ranks on each side declared.
+// The same text wherever it is called with the same variants (two or more): the domain, the first
+// thing that differs, and what the ranks on each side declared.
 std::string DescribeMismatch(const std::string& name, const std::vector<Variant>& variants,
                              const std::vector<int>& world_ranks);
 

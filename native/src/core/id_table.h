@@ -1,5 +1,6 @@
-// The names that all ranks agreed on, their ids, and how far their current batch has come. Equal on all ranks after every round:
-// nothing here may depend on what this rank alone knows (but for the texts' labels and payloads).
+// The names that all ranks agreed on, their ids, and how far their current batch has come. Equal on
+// all ranks after every round: nothing here may depend on what this rank alone knows (but for the
+// texts' labels and payloads).
 #pragma once
 
 #include <list>
@@ -18,11 +19,11 @@ struct Domain {
   DeclarationPtr text;
   DeclarationPtr last_begun;  // this rank's own, found equal to `text`: spares comparing it again
   Digest name_digest, signature;
-  std::vector<int> ids;     // of the groups
-  std::vector<char> ran;    // groups of the current batch
+  std::vector<int> ids;   // of the groups
+  std::vector<char> ran;  // groups of the current batch
   int ran_count = 0;
-  int64_t batches = 0;      // that have ended since the name was agreed
-  int64_t last_round = 0;   // in which it was agreed, ran or failed
+  int64_t batches = 0;     // that have ended since the name was agreed
+  int64_t last_round = 0;  // in which it was agreed, ran or failed
   std::list<Domain*>::iterator by_age;
 };
 
@@ -43,7 +44,8 @@ class IdTable {
   // The name is new.
   Domain* Add(DeclarationPtr text, const Digest& name_digest, const Digest& signature,
               int64_t round);
-  // Another signature for a name of which no group of the current batch ran. Keeps the ids if the number of groups is the same.
+  // Another signature for a name of which no group of the current batch ran. Keeps the ids if the
+  // number of groups is the same.
   void Resign(Domain* domain, DeclarationPtr text, const Digest& signature, int64_t round);
   void Remove(Domain* domain);
   void MarkRun(Domain* domain, int group, int64_t round);

@@ -42,7 +42,8 @@ void Negotiator::Impl::Step(const Event& event, Nanos now, std::vector<Action>* 
   counters_.ids = table_.ids();
 }
 
-// --- Events -----------------------------------------------------------------------------------------------------------------
+// --- Events
+// -----------------------------------------------------------------------------------------------------------------
 
 void Negotiator::Impl::On(const Begin& event) {
   const DeclarationPtr& declaration = event.declaration;
@@ -122,11 +123,13 @@ void Negotiator::Impl::On(const Shutdown& event) {
   }
 }
 
-// --- Entering a round -------------------------------------------------------------------------------------------------------
+// --- Entering a round
+// -------------------------------------------------------------------------------------------------------
 
-// See Note [Orchestration]. A rank that has joined or shut down has no work that would make it enter, and the others need it: it
-// enters at once and waits in the round. That does not spin: a round needs all ranks, and when all have joined or shut
-// down, each round ends a batch or the join.
+// See Note [Orchestration]. A rank that has joined or shut down has no work that would make it
+// enter, and the others need it: it enters at once and waits in the round. That does not spin: a
+// round needs all ranks, and when all have joined or shut down, each round ends a batch or the
+// join.
 bool Negotiator::Impl::MustEnter() {
   if (phase_ != Phase::kIdle) return false;
   if (join_requested_ && !joined_) {
@@ -187,12 +190,11 @@ std::vector<Negotiator::Impl::Proposal> Negotiator::Impl::Proposals() const {
   proposals.reserve(undeclared_.size());
   for (const std::string& name : undeclared_) {
     const DeclarationPtr& declaration = batches_.at(name).declaration;
-    proposals.push_back({DigestOf(name, options_.key), SignatureDigest(*declaration, options_.key),
-                         declaration});
+    proposals.push_back(
+        {DigestOf(name, options_.key), SignatureDigest(*declaration, options_.key), declaration});
   }
-  std::sort(proposals.begin(), proposals.end(), [](const Proposal& a, const Proposal& b) {
-    return a.name_digest < b.name_digest;
-  });
+  std::sort(proposals.begin(), proposals.end(),
+            [](const Proposal& a, const Proposal& b) { return a.name_digest < b.name_digest; });
   return proposals;
 }
 
@@ -206,7 +208,8 @@ bool Negotiator::Impl::OffersAny() const {
                      [this](const auto& entry) { return Offers(entry.second); });
 }
 
-// --- For stall reports and messages -----------------------------------------------------------------------------------------
+// --- For stall reports and messages
+// -----------------------------------------------------------------------------------------
 
 std::vector<Negotiator::Pending> Negotiator::Impl::PendingBatches() const {
   std::vector<Pending> result;

@@ -1,4 +1,5 @@
-// State and steps of the negotiator. negotiator.cpp: events and entering rounds; negotiator_round.cpp: what a round and its unions agree on.
+// State and steps of the negotiator. negotiator.cpp: events and entering rounds;
+// negotiator_round.cpp: what a round and its unions agree on.
 #pragma once
 
 #include <map>
@@ -16,10 +17,12 @@
 namespace gradred::core {
 
 // Note [Common and local knowledge]
-// `table_`, `joins_`, `shut_down_`, `pending_`, `awaited_` and the counts of rounds change only by what a round or a union brought: they
-// are equal on all ranks. The rest is this rank's own. A batch that is started here is always the common current one, number
-// Domain::batches: it can only end by a Run that needs this rank, or by a failure that all ranks learn in the same round. A rank
-// that has not started a batch when it fails owes it: the failure waits in `owed_` for the Begin that belongs to it.
+// `table_`, `joins_`, `shut_down_`, `pending_`, `awaited_` and the counts of rounds change only by
+// what a round or a union brought: they are equal on all ranks. The rest is this rank's own. A
+// batch that is started here is always the common current one, number Domain::batches: it can only
+// end by a Run that needs this rank, or by a failure that all ranks learn in the same round. A rank
+// that has not started a batch when it fails owes it: the failure waits in `owed_` for the Begin
+// that belongs to it.
 class Negotiator::Impl {
  public:
   explicit Impl(NegotiatorOptions options);
@@ -104,9 +107,9 @@ class Negotiator::Impl {
   // Common.
   Phase phase_ = Phase::kIdle;
   IdTable table_;
-  Bitvector pending_;    // W
-  int awaited_ = -1;     // g*, or -1
-  int empty_rounds_ = 0;  // in a row
+  Bitvector pending_;                    // W
+  int awaited_ = -1;                     // g*, or -1
+  int empty_rounds_ = 0;                 // in a row
   std::map<int, int64_t> joins_;         // joined ranks: the round in which each did
   std::vector<ShutDownRank> shut_down_;  // in the order in which they did
 

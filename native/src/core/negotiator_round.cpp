@@ -29,9 +29,10 @@ void Negotiator::Impl::On(const RoundDone& event) {
 }
 
 // Note [Equal lists]
-// Where every rank raised the same list of (name, signature), the round itself has agreed on it. That holds for a known name that
-// gets another signature, too: a rank's list holds only names whose batch it has started, so every rank's current batch of that
-// name has the new signature and nobody can hold one with the old.
+// Where every rank raised the same list of (name, signature), the round itself has agreed on it.
+// That holds for a known name that gets another signature, too: a rank's list holds only names
+// whose batch it has started, so every rank's current batch of that name has the new signature and
+// nobody can hold one with the old.
 
 void Negotiator::Impl::On(const UnionDone& event) {
   if (phase_ != Phase::kUnion && phase_ != Phase::kSecondUnion)
@@ -54,8 +55,8 @@ void Negotiator::Impl::RunAgreed() {
   round_.agreed.ForEach([this](int id) {
     const IdTable::Slot slot = table_.At(id);
     if (!slot.domain)
-      throw Error(Kind::kTransportError, "a round agreed on id " + std::to_string(id) +
-                                             ", which nobody uses");
+      throw Error(Kind::kTransportError,
+                  "a round agreed on id " + std::to_string(id) + ", which nobody uses");
     const std::string name = slot.domain->text->name;
     const auto found = batches_.find(name);
     const bool mine = found != batches_.end() && found->second.domain == slot.domain;
@@ -70,7 +71,8 @@ void Negotiator::Impl::RunAgreed() {
   });
 }
 
-// --- What this rank brings to a union ---------------------------------------------------------------------------------------
+// --- What this rank brings to a union
+// ---------------------------------------------------------------------------------------
 
 Records Negotiator::Impl::MyRecords() const {
   Records records;
@@ -96,7 +98,8 @@ Records Negotiator::Impl::MyRecords() const {
   return records;
 }
 
-// A name that the table knows with another signature: ranks that have it pending did not bring theirs, for to them it is agreed.
+// A name that the table knows with another signature: ranks that have it pending did not bring
+// theirs, for to them it is agreed.
 bool Negotiator::Impl::Resigns(const Records& records) const {
   return std::any_of(records.news.begin(), records.news.end(), [this](const auto& entry) {
     Reader text(entry.second.text);
@@ -116,7 +119,8 @@ Records Negotiator::Impl::MyVariants(const Records& records) const {
   return mine;
 }
 
-// --- What a union agrees on -------------------------------------------------------------------------------------------------
+// --- What a union agrees on
+// -------------------------------------------------------------------------------------------------
 
 void Negotiator::Impl::Apply(const Records& records) {
   if (!records.empty()) agreed_on_something_ = true;
@@ -133,8 +137,8 @@ void Negotiator::Impl::ApplyNews(const Records& records) {
     std::vector<Variant> variants;
     for (; at != records.news.end() && at->first.first == first->first.first; ++at) {
       Reader text(at->second.text);
-      variants.push_back({at->second.holders,
-                          std::make_shared<const Declaration>(GetDeclaration(&text))});
+      variants.push_back(
+          {at->second.holders, std::make_shared<const Declaration>(GetDeclaration(&text))});
     }
     if (variants.size() == 1) {
       Agree(first->first.first, first->first.second, variants[0].declaration);
@@ -144,8 +148,7 @@ void Negotiator::Impl::ApplyNews(const Records& records) {
       return a.holders.lowest() < b.holders.lowest();
     });
     const std::string& name = variants[0].declaration->name;
-    FailBatch(name,
-              {Kind::kMismatch, DescribeMismatch(name, variants, options_.world_ranks)});
+    FailBatch(name, {Kind::kMismatch, DescribeMismatch(name, variants, options_.world_ranks)});
   }
 }
 
@@ -155,12 +158,11 @@ void Negotiator::Impl::ApplyAbandoned(const Records& records) {
     if (ended_.count(name)) continue;  // by a mismatch, or by a lower rank
     const Domain* domain = table_.Find(name);
     if (domain && record.batch != domain->batches)
-      throw Error(Kind::kInternal, RankName(rank) + " abandoned batch " +
-                                       std::to_string(record.batch) + " of '" + name +
-                                       "', but the ranks are at " +
-                                       std::to_string(domain->batches));
-    FailBatch(name, {Kind::kAbandoned, RankName(rank) + " abandoned batch of '" + name +
-                                           "': " + record.reason});
+      throw Error(Kind::kInternal,
+                  RankName(rank) + " abandoned batch " + std::to_string(record.batch) + " of '" +
+                      name + "', but the ranks are at " + std::to_string(domain->batches));
+    FailBatch(name, {Kind::kAbandoned,
+                     RankName(rank) + " abandoned batch of '" + name + "': " + record.reason});
   }
 }
 
@@ -175,8 +177,8 @@ void Negotiator::Impl::ApplyShutDowns(const Records& records) {
     shut_down_.push_back(std::move(who));
     if (rank == options_.rank) shutdown_announced_ = true;
   }
-  // Batches that cannot complete fail where they are started, and by Begin elsewhere. Their name stays as it is, so that the text is
-  // the same whenever a rank comes to it.
+  // Batches that cannot complete fail where they are started, and by Begin elsewhere. Their name
+  // stays as it is, so that the text is the same whenever a rank comes to it.
   std::set<std::string> hopeless;
   for (const auto& [name, batch] : batches_)
     if (WhoPrevents(name)) hopeless.insert(name);
@@ -187,7 +189,8 @@ void Negotiator::Impl::ApplyShutDowns(const Records& records) {
   });
 }
 
-// --- End of the round -------------------------------------------------------------------------------------------------------
+// --- End of the round
+// -------------------------------------------------------------------------------------------------------
 
 void Negotiator::Impl::FinishRound() {
   phase_ = Phase::kIdle;
@@ -226,15 +229,16 @@ void Negotiator::Impl::EndJoin() {
   agreed_on_something_ = true;
 }
 
-// A domain that was not used for long, and that nobody holds anything of, gives its ids back. A rank that has started its next batch
-// without any complete group declares it again.
+// A domain that was not used for long, and that nobody holds anything of, gives its ids back. A
+// rank that has started its next batch without any complete group declares it again.
 void Negotiator::Impl::Retire() {
   for (Domain* domain = table_.LeastRecentlyUsed();
-       domain && counters_.rounds - domain->last_round >= std::max<int64_t>(1, options_.retire_after);
+       domain &&
+       counters_.rounds - domain->last_round >= std::max<int64_t>(1, options_.retire_after);
        domain = table_.LeastRecentlyUsed()) {
-    const bool in_use = domain->ran_count > 0 ||
-                        std::any_of(domain->ids.begin(), domain->ids.end(),
-                                    [this](int id) { return pending_.Test(id); });
+    const bool in_use =
+        domain->ran_count > 0 || std::any_of(domain->ids.begin(), domain->ids.end(),
+                                             [this](int id) { return pending_.Test(id); });
     if (in_use) {
       table_.Touch(domain, counters_.rounds);
       continue;
@@ -245,7 +249,8 @@ void Negotiator::Impl::Retire() {
   }
 }
 
-// --- Changes of common knowledge --------------------------------------------------------------------------------------------
+// --- Changes of common knowledge
+// --------------------------------------------------------------------------------------------
 
 void Negotiator::Impl::Agree(const Digest& name_digest, const Digest& signature,
                              DeclarationPtr text) {
@@ -285,7 +290,8 @@ void Negotiator::Impl::EndBatch(const std::string& name) {
   batches_.erase(name);
 }
 
-// --- What follows here ------------------------------------------------------------------------------------------------------
+// --- What follows here
+// ------------------------------------------------------------------------------------------------------
 
 void Negotiator::Impl::Bind(Batch* batch, Domain* domain) {
   batch->domain = domain;
@@ -321,7 +327,8 @@ void Negotiator::Impl::ClearBits(const Domain& domain) {
   }
 }
 
-// The first rank that shut down without having submitted its current batch of `name` whole, or null.
+// The first rank that shut down without having submitted its current batch of `name` whole, or
+// null.
 const Negotiator::Impl::ShutDownRank* Negotiator::Impl::WhoPrevents(const std::string& name) const {
   for (const ShutDownRank& who : shut_down_)
     if (!who.completing.count(name)) return &who;
@@ -329,8 +336,8 @@ const Negotiator::Impl::ShutDownRank* Negotiator::Impl::WhoPrevents(const std::s
 }
 
 Status Negotiator::Impl::ShutDownStatus(const ShutDownRank& who) const {
-  return {Kind::kAbandoned, RankName(who.rank) + " has shut down" +
-                                (who.reason.empty() ? "" : ": " + who.reason)};
+  return {Kind::kAbandoned,
+          RankName(who.rank) + " has shut down" + (who.reason.empty() ? "" : ": " + who.reason)};
 }
 
 }  // namespace gradred::core

@@ -1,4 +1,5 @@
-// A set of ranks as ascending, separate ranges: a few bytes where thousands of ranks hold the same thing.
+// A set of ranks as ascending, separate ranges: a few bytes where thousands of ranks hold the same
+// thing.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// What a union exchange carries: records that are the same set on all ranks afterwards. See Note [Union records].
+// What a union exchange carries: records that are the same set on all ranks afterwards. See Note
+// [Union records].
 #pragma once
 
 #include <map>
@@ -12,10 +13,11 @@
 namespace gradred::core {
 
 // Note [Union records]
-// A blob is a set of records in one canonical order, so that merging in any order over any tree of ranks gives the same bytes, and
-// merging twice changes nothing. Where two blobs bring the same key the record that compares lower stays; holders are
-// united. Declarations travel whole: every rank knows the text of every agreed name, which is what lets a joined rank supply zeros
-// and every rank write the same message.
+// A blob is a set of records in one canonical order, so that merging in any order over any tree of
+// ranks gives the same bytes, and merging twice changes nothing. Where two blobs bring the same key
+// the record that compares lower stays; holders are united. Declarations travel whole: every rank
+// knows the text of every agreed name, which is what lets a joined rank supply zeros and every rank
+// write the same message.
 struct Records {
   struct New {  // one signature of a name
     RankSet holders;
@@ -30,10 +32,10 @@ struct Records {
     std::string completing;  // PutString of each domain whose batch that rank has submitted whole
   };
 
-  std::map<std::pair<Digest, Digest>, New> news;                   // by name and signature
-  std::map<std::pair<std::string, int>, Abandoned> abandoned;      // by domain and rank
-  std::map<int, int64_t> joins;                                    // rank: the round in which it joined
-  std::map<int, ShutDown> shutdowns;                               // by rank
+  std::map<std::pair<Digest, Digest>, New> news;               // by name and signature
+  std::map<std::pair<std::string, int>, Abandoned> abandoned;  // by domain and rank
+  std::map<int, int64_t> joins;                                // rank: the round in which it joined
+  std::map<int, ShutDown> shutdowns;                           // by rank
 
   void AddNew(const Digest& name, const Digest& signature, int rank, const Declaration& text);
 

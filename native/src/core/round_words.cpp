@@ -20,15 +20,13 @@ std::vector<uint64_t> EncodeRound(const RoundStatus& status, bool offer_all,
   std::vector<uint64_t> words;
   words.reserve(WordsFor(ids));
   const uint64_t check = status.check & kCheckMask;
-  words.push_back((status.declares ? 0 : kNobodyDeclares) |
-                  (status.has_records ? 0 : kNobodyHasRecords) |
-                  (status.joined ? 0 : kNobodyJoined) |
-                  (status.join_idle ? kEverybodyJoinIdle : 0) |
-                  (status.shut_down_idle ? kEverybodyShutDownIdle : 0) |
-                  check << kCheckShift | (~check & kCheckMask) << kCheckInverseShift);
+  words.push_back(
+      (status.declares ? 0 : kNobodyDeclares) | (status.has_records ? 0 : kNobodyHasRecords) |
+      (status.joined ? 0 : kNobodyJoined) | (status.join_idle ? kEverybodyJoinIdle : 0) |
+      (status.shut_down_idle ? kEverybodyShutDownIdle : 0) | check << kCheckShift |
+      (~check & kCheckMask) << kCheckInverseShift);
   const size_t half = Bitvector::WordsFor(ids);
-  for (size_t i = 0; i < half; ++i)
-    words.push_back(offer_all ? ~withheld.Word(i) : held.Word(i));
+  for (size_t i = 0; i < half; ++i) words.push_back(offer_all ? ~withheld.Word(i) : held.Word(i));
   for (size_t i = 0; i < half; ++i) words.push_back(~held.Word(i));
   words.push_back(status.declared.hi);
   words.push_back(status.declared.lo);
@@ -59,8 +57,8 @@ RoundResult DecodeRound(const std::vector<uint64_t>& words, int ids, uint32_t ch
     result.pending.SetWord(i, ~everywhere & somewhere);
   }
   const uint64_t* declared = &words[1 + 2 * half];
-  result.declared_alike = result.anybody_declares && declared[0] == ~declared[2] &&
-                          declared[1] == ~declared[3];
+  result.declared_alike =
+      result.anybody_declares && declared[0] == ~declared[2] && declared[1] == ~declared[3];
   return result;
 }
 

@@ -10,14 +10,16 @@
 namespace gradred::core {
 
 // Note [Round words]
-// [status, S bits, not-S bits, D, not-D], one AND over the ranks. A condition X of single ranks travels as a bit that is set where
-// X is false (the AND says "nobody") or where it is true (the AND says "everybody"). A value travels twice, plain and inverted:
-// the two ANDs are complements if and only if all ranks sent the same value. That compares D, the digest of what a rank
-// newly declares, and a check of all that was agreed before, so that ranks whose state has come apart say so instead of reducing
-// different tensors. The number of words follows from the number of ids, which is agreed.
+// [status, S bits, not-S bits, D, not-D], one AND over the ranks. A condition X of single ranks
+// travels as a bit that is set where X is false (the AND says "nobody") or where it is true (the
+// AND says "everybody"). A value travels twice, plain and inverted: the two ANDs are complements if
+// and only if all ranks sent the same value. That compares D, the digest of what a rank newly
+// declares, and a check of all that was agreed before, so that ranks whose state has come apart say
+// so instead of reducing different tensors. The number of words follows from the number of ids,
+// which is agreed.
 struct RoundStatus {
-  bool declares = false;        // has declarations that are not agreed on: D is not zero
-  bool has_records = false;     // brings an abandoned batch, its join or its shutdown to a union
+  bool declares = false;     // has declarations that are not agreed on: D is not zero
+  bool has_records = false;  // brings an abandoned batch, its join or its shutdown to a union
   bool joined = false;
   bool join_idle = false;       // joined or shut down, and no batch pending
   bool shut_down_idle = false;  // shut down, and no batch pending
@@ -25,9 +27,10 @@ struct RoundStatus {
   Digest declared;              // D
 };
 
-// `offered`: S. `held`: what makes a bit complete somewhere; S without it is a joined rank's "as far as I am concerned".
-std::vector<uint64_t> EncodeRound(const RoundStatus& status, bool offer_all, const Bitvector& withheld,
-                                  const Bitvector& held, int ids);
+// `offered`: S. `held`: what makes a bit complete somewhere; S without it is a joined rank's "as
+// far as I am concerned".
+std::vector<uint64_t> EncodeRound(const RoundStatus& status, bool offer_all,
+                                  const Bitvector& withheld, const Bitvector& held, int ids);
 
 struct RoundResult {
   bool anybody_declares = false, anybody_has_records = false, anybody_joined = false;
@@ -37,7 +40,8 @@ struct RoundResult {
   Bitvector pending;            // complete somewhere, not everywhere
 };
 
-// Throws kTransportError for words that cannot come from `ids` ids, kInternal when the ranks' tables differ.
+// Throws kTransportError for words that cannot come from `ids` ids, kInternal when the ranks'
+// tables differ.
 RoundResult DecodeRound(const std::vector<uint64_t>& words, int ids, uint32_t check);
 
 }  // namespace gradred::core
