@@ -23,8 +23,8 @@ struct ProcessEnd {
   bool ok() const { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
 };
 
-// Runs body(rank) in `size` children and waits for them; at the time-out it kills those that are left and throws with what
-// the others have said. Call it while this process has one thread.
+// Runs body(rank) in `size` children and waits for them; at the time-out it kills those that are
+// left and throws with what the others have said. Call it while this process has one thread.
 inline std::vector<ProcessEnd> RunAndCollect(int size, const std::function<void(int)>& body,
                                              gradred::Nanos timeout = 100 * gradred::kSecond) {
   struct Child {

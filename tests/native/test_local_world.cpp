@@ -1,4 +1,5 @@
-// Worlds of one machine without MPI: processes that meet at a socket, with virtual nodes, faults and forks.
+// Worlds of one machine without MPI: processes that meet at a socket, with virtual nodes, faults
+// and forks.
 #include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -104,9 +105,9 @@ TEST(WorldsConform) {
     int size, virtual_nodes;
     const char* intra;
   };
-  for (const Case& c : {Case{1, 1, "shm"}, Case{2, 1, "shm"}, Case{3, 1, "flat"}, Case{4, 2, "shm"},
-                        Case{5, 2, "shm"}, Case{4, 4, "shm"}, Case{4, 2, "flat"},
-                        Case{6, 3, "shm"}}) {
+  for (const Case& c :
+       {Case{1, 1, "shm"}, Case{2, 1, "shm"}, Case{3, 1, "flat"}, Case{4, 2, "shm"},
+        Case{5, 2, "shm"}, Case{4, 4, "shm"}, Case{4, 2, "flat"}, Case{6, 3, "shm"}}) {
     WorldOptions options = Options(c.virtual_nodes);
     options.intra = c.intra;
     RunWorlds(c.size, options, [&](World& world) {
@@ -302,9 +303,8 @@ TEST(ARankThatDiesWhileMeetingIsNamed) {
 }
 
 TEST(WrongStartsAreErrors) {
-  const auto sizes = testing::RunAndCollect(2, [job = NewJob()](int rank) {
-    local::Meet(job, rank, 2 + rank, Now() + 10 * kSecond);
-  });
+  const auto sizes = testing::RunAndCollect(
+      2, [job = NewJob()](int rank) { local::Meet(job, rank, 2 + rank, Now() + 10 * kSecond); });
   for (const auto& end : sizes) CheckHas(end.output, "was started for 3 ranks");
   const auto twice = testing::RunAndCollect(3, [job = NewJob()](int index) {
     local::Meet(job, index == 0 ? 0 : 1, 3, Now() + 10 * kSecond);
@@ -315,7 +315,8 @@ TEST(WrongStartsAreErrors) {
     OpenWorld(Options(rank == 1 ? 2 : 1));
   });
   for (const auto& end : settings) {
-    CheckHas(end.output, "virtual_nodes must be the same on all ranks: it is 1 on ranks 0, 2, 2 on rank 1");
+    CheckHas(end.output,
+             "virtual_nodes must be the same on all ranks: it is 1 on ranks 0, 2, 2 on rank 1");
   }
   testing::RunProcesses(1, [](int) {
     unsetenv("GRADRED_LOCAL_RANK");

@@ -117,7 +117,8 @@ TEST(CommunicatorConformsInProcesses) {
   }
 }
 
-// Blocks of one line and a Poll of one block, rings that hold a few words, segments with names, scale of a larger node.
+// Blocks of one line and a Poll of one block, rings that hold a few words, segments with names,
+// scale of a larger node.
 TEST(CommunicatorConformsInSmallSteps) {
   for (const int size : {1, 2, 3, 5}) {
     InProcesses(size, 64, [&](int rank, std::shared_ptr<shm::Page> page) {
@@ -148,9 +149,8 @@ TEST(SleepersAreWoken) {
     };
     for (int round = 0; round < 200; ++round) {
       const int sender = round % 2;
-      const auto work = rank == sender
-                            ? transport->Send(1 - rank, {1, 1}, bytes.data(), 100'000)
-                            : transport->Recv(1 - rank, {1, 1}, bytes.data(), 100'000);
+      const auto work = rank == sender ? transport->Send(1 - rank, {1, 1}, bytes.data(), 100'000)
+                                       : transport->Recv(1 - rank, {1, 1}, bytes.data(), 100'000);
       sleep_until_done(*work);
       // The first message's letter goes to and fro.
       CHECK(bytes == std::vector<char>(bytes.size(), 'a'));
@@ -173,7 +173,8 @@ TEST(SegmentsGrowWithoutTheOthers) {
       for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(rank + i % 100);
       const WorkPtr work = communicator->AllReduce(*segment, 0, layout);
       Await(*work, *transport);
-      for (int64_t i = 0; i < count; ++i) CHECK_EQ(values[i], static_cast<float>(3 + 3 * (i % 100)));
+      for (int64_t i = 0; i < count; ++i)
+        CHECK_EQ(values[i], static_cast<float>(3 + 3 * (i % 100)));
     }
   });
 }

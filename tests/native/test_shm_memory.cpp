@@ -1,4 +1,5 @@
-// Memory of several processes: who gets it, what happens when there is no room, and that nothing is left.
+// Memory of several processes: who gets it, what happens when there is no room, and that nothing is
+// left.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -32,7 +33,8 @@ int NamesInDevShm(uint64_t nonce) {
   int count = 0;
   DIR* folder = opendir("/dev/shm");
   CHECK(folder != nullptr);
-  while (const dirent* entry = readdir(folder)) count += std::strstr(entry->d_name, part) != nullptr;
+  while (const dirent* entry = readdir(folder))
+    count += std::strstr(entry->d_name, part) != nullptr;
   closedir(folder);
   return count;
 }
@@ -50,9 +52,8 @@ int64_t SharedKilobytes() {
 
 // Bytes that a file holds, whoever maps it.
 int64_t BlocksOf(const shm::MemoryKey& key) {
-  struct stat file {};
-  const std::string path =
-      "/proc/" + std::to_string(key.pid) + "/fd/" + std::to_string(key.fd);
+  struct stat file{};
+  const std::string path = "/proc/" + std::to_string(key.pid) + "/fd/" + std::to_string(key.fd);
   CHECK(stat(path.c_str(), &file) == 0);
   return file.st_blocks * 512;
 }
@@ -86,7 +87,7 @@ TEST(NamedMemoryIsExclusiveAndPrivateToTheUser) {
                 static_cast<unsigned long long>(nonce), getpid(),
                 static_cast<unsigned long long>(memory->key().id));
   const int fd = shm_open(name, O_RDWR, 0);
-  struct stat file {};
+  struct stat file{};
   CHECK(fd >= 0 && fstat(fd, &file) == 0);
   close(fd);
   CHECK_EQ(file.st_mode & 0777, 0600U);
@@ -121,8 +122,8 @@ TEST(TooMuchIsAnErrorWithSizes) {
   for (const auto naming : {shm::Naming::kAnonymous, shm::Naming::kNamed}) {
     const uint64_t nonce = Nonce();
     CHECK_ERROR(shm::Memory::Create(kPetabyte, nonce, naming, 1, "the fusion buffer of rank 3"),
-                Kind::kUnsupported, "fusion buffer of rank 3: wanted " +
-                                        std::to_string(kPetabyte + 4096) + " bytes");
+                Kind::kUnsupported,
+                "fusion buffer of rank 3: wanted " + std::to_string(kPetabyte + 4096) + " bytes");
     CHECK_EQ(NamesInDevShm(nonce), 0);
   }
   CHECK(shm::FindRoom(false).nbytes < kPetabyte);
@@ -182,7 +183,8 @@ TEST(AKilledOwnerLeavesNothing) {
   CHECK_EQ(NamesInDevShm(nonce), 0);
 }
 
-// What a fork of Python's multiprocessing does: the child's copies must not touch what is the parent's.
+// What a fork of Python's multiprocessing does: the child's copies must not touch what is the
+// parent's.
 TEST(AForkedChildDamagesNothing) {
   const uint64_t nonce = Nonce();
   auto memory = shm::Memory::Create(4096, nonce, shm::Naming::kNamed, 1, "a test");

@@ -9,8 +9,7 @@ namespace {
 
 std::string NamespaceOf(const char* name) {
   char target[128];
-  const ssize_t n =
-      readlink((std::string("/proc/self/ns/") + name).c_str(), target, sizeof target);
+  const ssize_t n = readlink((std::string("/proc/self/ns/") + name).c_str(), target, sizeof target);
   return n > 0 ? std::string(target, static_cast<size_t>(n)) : "";
 }
 

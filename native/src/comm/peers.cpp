@@ -54,8 +54,7 @@ bool IsAlive(const ProcessId& process) {
          state != 'X';
 }
 
-Peers::Peers(std::vector<Peer> peers, std::function<Farewell(int rank)> farewell,
-             std::string notes)
+Peers::Peers(std::vector<Peer> peers, std::function<Farewell(int rank)> farewell, std::string notes)
     : farewell_(std::move(farewell)), notes_(std::move(notes)) {
   for (Peer& peer : peers) {
     const int fd = OpenPidFd(peer.process.pid);
@@ -80,8 +79,7 @@ void Peers::FindEnded() {
   for (size_t i = 0; i < watched_.size(); ++i) {
     Watched& watched = watched_[i];
     if (watched.ended) continue;
-    watched.ended =
-        watched.fd >= 0 ? entries[i].revents != 0 : !IsAlive(watched.peer.process);
+    watched.ended = watched.fd >= 0 ? entries[i].revents != 0 : !IsAlive(watched.peer.process);
   }
 }
 

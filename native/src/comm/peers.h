@@ -12,7 +12,8 @@
 
 namespace gradred::comm {
 
-// A process, told apart from a later one with the same pid by its start time (clock ticks after boot).
+// A process, told apart from a later one with the same pid by its start time (clock ticks after
+// boot).
 struct ProcessId {
   int pid = 0;
   uint64_t start = 0;
@@ -32,23 +33,25 @@ struct Farewell {
   std::string cause;    // the engine error that it ended with; empty: none
 };
 
-// Used by one thread. Asking is cheap: one poll over pidfds, or a look at /proc where the kernel has none.
+// Used by one thread. Asking is cheap: one poll over pidfds, or a look at /proc where the kernel
+// has none.
 class Peers {
  public:
-  // `notes`: a folder where a launcher leaves in rank-<r> the signal that ended the rank; empty: none.
+  // `notes`: a folder where a launcher leaves in rank-<r> the signal that ended the rank; empty:
+  // none.
   Peers(std::vector<Peer> peers, std::function<Farewell(int rank)> farewell, std::string notes);
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // kPeerLost naming every rank that has ended without closing. Gives the launcher up to a second to leave its note: until then
-  // there is no loss yet.
+  // kPeerLost naming every rank that has ended without closing. Gives the launcher up to a second
+  // to leave its note: until then there is no loss yet.
   std::optional<Status> Check();
 
  private:
   struct Watched {
     Peer peer;
-    int fd;      // pidfd, or -1
+    int fd;  // pidfd, or -1
     bool ended;
   };
   void FindEnded();

@@ -81,9 +81,7 @@ void CheckSettings(const std::vector<Hello>& hellos) {
 
 }  // namespace
 
-int Roster::machines() const {
-  return 1 + *std::max_element(machine_of.begin(), machine_of.end());
-}
+int Roster::machines() const { return 1 + *std::max_element(machine_of.begin(), machine_of.end()); }
 
 std::vector<int> Roster::MachineRanks(int rank) const {
   std::vector<int> result;
@@ -117,9 +115,8 @@ Roster MakeRoster(Bootstrap& bootstrap, const WorldOptions& options) {
     const std::vector<int> neighbours = roster.MachineRanks(static_cast<int>(rank));
     const auto count = static_cast<int64_t>(neighbours.size());
     const int64_t parts = std::min<int64_t>(options.virtual_nodes, count);
-    const int64_t index =
-        std::find(neighbours.begin(), neighbours.end(), static_cast<int>(rank)) -
-        neighbours.begin();
+    const int64_t index = std::find(neighbours.begin(), neighbours.end(), static_cast<int>(rank)) -
+                          neighbours.begin();
     const std::pair<int, int> node{roster.machine_of[rank],
                                    static_cast<int>(index * parts / count)};
     const int next = static_cast<int>(nodes.size());

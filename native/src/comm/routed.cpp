@@ -6,8 +6,11 @@ namespace gradred::comm {
 
 RoutedTransport::RoutedTransport(int rank, std::vector<int> near_of,
                                  std::unique_ptr<Transport> near, std::unique_ptr<Transport> far)
-    : rank_(rank), near_of_(std::move(near_of)), rank_of_near_(static_cast<size_t>(near->size())),
-      near_(std::move(near)), far_(std::move(far)) {
+    : rank_(rank),
+      near_of_(std::move(near_of)),
+      rank_of_near_(static_cast<size_t>(near->size())),
+      near_(std::move(near)),
+      far_(std::move(far)) {
   for (int r = 0; r < size(); ++r) {
     const int number = near_of_[static_cast<size_t>(r)];
     if (number >= 0) rank_of_near_[static_cast<size_t>(number)] = r;
@@ -18,9 +21,9 @@ RoutedTransport::Route RoutedTransport::RouteTo(int peer) {
   const int number = peer >= 0 && peer < size() ? near_of_[static_cast<size_t>(peer)] : -1;
   if (number >= 0) return {near_.get(), number};
   if (peer < 0 || peer >= size() || far_ == nullptr) {
-    throw Error(Kind::kInvalidArgument,
-                "rank " + std::to_string(rank_) + " of " + std::to_string(size()) +
-                    ": a message with rank " + std::to_string(peer) + ", which nothing reaches");
+    throw Error(Kind::kInvalidArgument, "rank " + std::to_string(rank_) + " of " +
+                                            std::to_string(size()) + ": a message with rank " +
+                                            std::to_string(peer) + ", which nothing reaches");
   }
   return {far_.get(), peer};
 }

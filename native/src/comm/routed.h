@@ -1,4 +1,5 @@
-// Two transports as one: shared memory to the ranks of the same node, the fabric's messages to the others.
+// Two transports as one: shared memory to the ranks of the same node, the fabric's messages to the
+// others.
 #pragma once
 
 #include <memory>
@@ -10,8 +11,8 @@ namespace gradred::comm {
 
 class RoutedTransport final : public Transport {
  public:
-  // near_of[r]: rank r's number in `near`, or -1 where `far` serves it. `far` covers all ranks and is numbered like the
-  // result; null when near serves all. The bell is that of `near`.
+  // near_of[r]: rank r's number in `near`, or -1 where `far` serves it. `far` covers all ranks and
+  // is numbered like the result; null when near serves all. The bell is that of `near`.
   RoutedTransport(int rank, std::vector<int> near_of, std::unique_ptr<Transport> near,
                   std::unique_ptr<Transport> far);
 
@@ -28,7 +29,8 @@ class RoutedTransport final : public Transport {
   }
   void Abort(const Status& cause) override;
 
-  // Ends the messages to ranks that `near` does not reach; the bell stays. When nothing else is done with this object any more.
+  // Ends the messages to ranks that `near` does not reach; the bell stays. When nothing else is
+  // done with this object any more.
   void DropFar() { far_.reset(); }
 
  private:

@@ -20,9 +20,9 @@ namespace gradred::comm {
 namespace {
 
 // Of a set's four channels; control() and data() are apart from each other.
-constexpr int kControlChannel = 0;                                   // of control()
+constexpr int kControlChannel = 0;                                     // of control()
 constexpr int kIntraChannel = 0, kInterChannel = 2, kFlatChannel = 3;  // of data(); intra has two
-constexpr uint16_t kCloseChannel = kChannels - 1;                    // of control()
+constexpr uint16_t kCloseChannel = kChannels - 1;                      // of control()
 
 const Traffic kTraffic[shm::kTransports] = {Traffic::kControl, Traffic::kData, Traffic::kSide};
 
@@ -96,8 +96,9 @@ WorldImpl::WorldImpl(std::unique_ptr<Fabric> fabric, const WorldOptions& options
   peers_ = std::make_unique<Peers>(std::move(peers), farewell, notes == nullptr ? "" : notes);
 }
 
-// Shared memory to the ranks of my node. To those of other virtual nodes the fabric's messages, as between machines, so that virtual
-// nodes try the real thing; where the fabric has none, shared memory again.
+// Shared memory to the ranks of my node. To those of other virtual nodes the fabric's messages, as
+// between machines, so that virtual nodes try the real thing; where the fabric has none, shared
+// memory again.
 void WorldImpl::OpenTransports() {
   const bool one_node = topology_.nodes() == 1;
   for (int i = 0; i < shm::kTransports; ++i) {
@@ -248,8 +249,8 @@ void CheckOptions(const WorldOptions& options) {
   check("transport", options.transport, {"auto", "mpi", "local", "self"});
   check("intra", options.intra, {"shm", "flat"});
   if (options.virtual_nodes < 1) {
-    throw Error(Kind::kInvalidArgument, "virtual_nodes: expected at least 1, got " +
-                                            std::to_string(options.virtual_nodes));
+    throw Error(Kind::kInvalidArgument,
+                "virtual_nodes: expected at least 1, got " + std::to_string(options.virtual_nodes));
   }
 }
 

@@ -1,4 +1,5 @@
-// A job on one machine without MPI: the ranks meet at a socket, shared memory carries everything else.
+// A job on one machine without MPI: the ranks meet at a socket, shared memory carries everything
+// else.
 #include "comm/fabric.h"
 
 #include <cerrno>

@@ -147,12 +147,12 @@ class Host final : public Bootstrap {
                                      " ranks (GRADRED_LOCAL_SIZE), rank 0 for " +
                                      std::to_string(size())};
     } else if (rank < 1 || rank >= size()) {
-      status = {Kind::kInvalidArgument, who + ": expected a rank in 1 ... " +
-                                            std::to_string(size() - 1)};
-    } else if (guests_[static_cast<size_t>(rank)]) {
       status = {Kind::kInvalidArgument,
-                who + " and the process " + std::to_string(pids_[static_cast<size_t>(rank)]) +
-                    " are both started as rank " + std::to_string(rank)};
+                who + ": expected a rank in 1 ... " + std::to_string(size() - 1)};
+    } else if (guests_[static_cast<size_t>(rank)]) {
+      status = {Kind::kInvalidArgument, who + " and the process " +
+                                            std::to_string(pids_[static_cast<size_t>(rank)]) +
+                                            " are both started as rank " + std::to_string(rank)};
     } else {
       guests_[static_cast<size_t>(rank)] = std::move(guest);
       pids_[static_cast<size_t>(rank)] = pid;
@@ -242,8 +242,8 @@ class Guest final : public Bootstrap {
     std::string reply;
     // Rank 0 knows better which rank is missing; it reports that at the deadline.
     if (!host_.Receive(&reply, deadline_ + 2 * kSecond)) {
-      throw Error(Kind::kPeerLost, "rank 0 ended while the job was opening, says rank " +
-                                       std::to_string(rank_));
+      throw Error(Kind::kPeerLost,
+                  "rank 0 ended while the job was opening, says rank " + std::to_string(rank_));
     }
     return OpenReply(reply);
   }

@@ -27,8 +27,8 @@ sockaddr_un AddressOf(const std::string& name, socklen_t* nbytes) {
 }
 
 [[noreturn]] void ThrowErrno(const std::string& what) {
-  throw Error(Kind::kTransportError, "meeting on this machine: " + what + ": " +
-                                         std::strerror(errno));
+  throw Error(Kind::kTransportError,
+              "meeting on this machine: " + what + ": " + std::strerror(errno));
 }
 
 int NewSocket() {
@@ -129,8 +129,8 @@ bool Socket::Receive(std::string* bytes, Nanos deadline) {
   uint64_t nbytes = 0;
   if (!Move(reinterpret_cast<char*>(&nbytes), sizeof nbytes, false, deadline)) return false;
   if (nbytes > kLongest) {
-    throw Error(Kind::kTransportError, "meeting on this machine: a message of " +
-                                           std::to_string(nbytes) + " bytes");
+    throw Error(Kind::kTransportError,
+                "meeting on this machine: a message of " + std::to_string(nbytes) + " bytes");
   }
   bytes->resize(nbytes);
   return Move(bytes->data(), bytes->size(), false, deadline);

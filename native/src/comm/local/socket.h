@@ -14,7 +14,8 @@ class Socket {
   Socket(Socket&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
   Socket& operator=(Socket&& other) noexcept;
 
-  // Null name on the machine, not in the file system. Throws kInvalidArgument when the name is in use.
+  // Null name on the machine, not in the file system. Throws kInvalidArgument when the name is in
+  // use.
   static Socket Listen(const std::string& name, int backlog);
   // Once; an empty Socket when nobody listens (yet).
   static Socket TryConnect(const std::string& name);

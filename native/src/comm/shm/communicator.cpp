@@ -14,21 +14,26 @@ namespace gradred::comm::shm {
 namespace {
 
 // Note [Reductions in shared memory]
-// Each rank's segment is its own slot. A rank *arrives* by a message that says where its slot is and that its contents are final; after
-// all have arrived, rank r reduces its part over all slots into its own slot (ReduceScatter) or pushes its part into all slots
-// (AllGather), then sends *done* to all. Its Work ends when all are done: nobody reads or writes its slot from then on, so the rank may
-// reuse the slot without a word to anyone. Pulling instead would need a third message for that: a rank that has pulled everything cannot
-// know whether the others have pulled from it.
-// An allreduce does both in one pass, block by block while the block is in cache: rank r alone reads part r of the slots, so it
-// may overwrite that part in each slot as soon as it has reduced it.
+// Each rank's segment is its own slot. A rank *arrives* by a message that says where its slot is
+// and that its contents are final; after all have arrived, rank r reduces its part over all slots
+// into its own slot (ReduceScatter) or pushes its part into all slots (AllGather), then sends
+// *done* to all. Its Work ends when all are done: nobody reads or writes its slot from then on, so
+// the rank may reuse the slot without a word to anyone. Pulling instead would need a third message
+// for that: a rank that has pulled everything cannot know whether the others have pulled from it.
+// An allreduce does both in one pass, block by block while the block is in cache: rank r alone
+// reads part r of the slots, so it may overwrite that part in each slot as soon as it has reduced
+// it.
 
 enum class What : uint32_t { kReduceScatter = 1, kAllGather = 2, kAllReduce = 3 };
 
 const char* WhatName(What what) {
   switch (what) {
-    case What::kReduceScatter: return "reduce_scatter";
-    case What::kAllGather: return "allgather";
-    case What::kAllReduce: return "allreduce";
+    case What::kReduceScatter:
+      return "reduce_scatter";
+    case What::kAllGather:
+      return "allgather";
+    case What::kAllReduce:
+      return "allreduce";
   }
   return "unknown";
 }
@@ -93,9 +98,11 @@ class ShmCommunicator final : public Communicator {
  public:
   ShmCommunicator(Transport& transport, std::vector<int> members, uint16_t channel,
                   const ShmOptions& options)
-      : transport_(transport), members_(std::move(members)), channel_(channel), options_(options),
-        plain_(MakeAlgorithmCommunicator(transport, members_,
-                                         static_cast<uint16_t>(channel + 1))) {
+      : transport_(transport),
+        members_(std::move(members)),
+        channel_(channel),
+        options_(options),
+        plain_(MakeAlgorithmCommunicator(transport, members_, static_cast<uint16_t>(channel + 1))) {
     const auto me = std::find(members_.begin(), members_.end(), transport.rank());
     if (me == members_.end()) {
       throw Error(Kind::kInvalidArgument, "rank " + std::to_string(transport.rank()) +
@@ -184,11 +191,11 @@ WorkPtr ShmCommunicator::Start(Segment& segment, int64_t offset, What what, Layo
   const int64_t nbytes = std::max(EndOf(parts), layout == nullptr ? 0 : layout->nbytes());
   if (static_cast<int>(parts.size()) != size() || offset < 0 || offset % reduce::kAlign != 0 ||
       offset + nbytes > segment.nbytes()) {
-    throw Error(Kind::kInvalidArgument,
-                where + ": expected " + std::to_string(size()) + " parts within " +
-                    std::to_string(segment.nbytes()) + " bytes, got " +
-                    std::to_string(parts.size()) + " parts of " + std::to_string(nbytes) +
-                    " bytes at offset " + std::to_string(offset));
+    throw Error(Kind::kInvalidArgument, where + ": expected " + std::to_string(size()) +
+                                            " parts within " + std::to_string(segment.nbytes()) +
+                                            " bytes, got " + std::to_string(parts.size()) +
+                                            " parts of " + std::to_string(nbytes) +
+                                            " bytes at offset " + std::to_string(offset));
   }
   TagTurn turn{{channel_, next_}, turns_[next_], std::make_shared<char>()};
   turns_[next_] = turn.mine;
@@ -201,8 +208,13 @@ WorkPtr ShmCommunicator::Start(Segment& segment, int64_t offset, What what, Layo
 
 SharedWork::SharedWork(ShmCommunicator* owner, SharedSegment& segment, int64_t offset, What what,
                        LayoutPtr layout, std::vector<reduce::Range> parts, TagTurn turn)
-    : owner_(owner), what_(what), layout_(std::move(layout)), parts_(std::move(parts)),
-      turn_(std::move(turn)), mail_(new Mail), slots_(static_cast<size_t>(owner->size())) {
+    : owner_(owner),
+      what_(what),
+      layout_(std::move(layout)),
+      parts_(std::move(parts)),
+      turn_(std::move(turn)),
+      mail_(new Mail),
+      slots_(static_cast<size_t>(owner->size())) {
   const auto rank = static_cast<size_t>(owner_->rank());
   slots_[rank] = static_cast<char*>(segment.data()) + offset;
   at_ = parts_[rank].begin;
@@ -217,8 +229,8 @@ void SharedWork::Arrive() {
   for (int i = 1; i < size; ++i) {  // each rank starts with another peer
     const int peer = (rank + i) % size;
     const int to = owner_->members()[static_cast<size_t>(peer)];
-    mail_->arrivals.push_back(transport.Recv(to, turn_.tag, &mail_->theirs[static_cast<size_t>(peer)],
-                                             sizeof(Arrival)));
+    mail_->arrivals.push_back(
+        transport.Recv(to, turn_.tag, &mail_->theirs[static_cast<size_t>(peer)], sizeof(Arrival)));
     mail_->dones.push_back(transport.Recv(to, turn_.tag, nullptr, 0));
     mail_->arrivals.push_back(transport.Send(to, turn_.tag, &mail_->mine, sizeof(Arrival)));
   }
@@ -242,8 +254,8 @@ bool SharedWork::Advance() {
     }
     for (int i = 1; i < owner_->size(); ++i) {
       const int peer = (owner_->rank() + i) % owner_->size();
-      mail_->dones.push_back(owner_->transport().Send(
-          owner_->members()[static_cast<size_t>(peer)], turn_.tag, nullptr, 0));
+      mail_->dones.push_back(owner_->transport().Send(owner_->members()[static_cast<size_t>(peer)],
+                                                      turn_.tag, nullptr, 0));
     }
     step_ = Step::kDone;
   }
@@ -261,8 +273,8 @@ void SharedWork::Meet() {
   for (int peer = 0; peer < owner_->size(); ++peer) {
     if (peer == owner_->rank()) continue;
     const Arrival& theirs = mail_->theirs[static_cast<size_t>(peer)];
-    if (theirs.what != mine.what || theirs.offset != mine.offset ||
-        theirs.nbytes != mine.nbytes || theirs.offset + theirs.nbytes > theirs.key.nbytes) {
+    if (theirs.what != mine.what || theirs.offset != mine.offset || theirs.nbytes != mine.nbytes ||
+        theirs.offset + theirs.nbytes > theirs.key.nbytes) {
       const auto text = [](const Arrival& a) {
         return std::string(WhatName(a.what)) + " of " + std::to_string(a.nbytes) +
                " bytes at offset " + std::to_string(a.offset);

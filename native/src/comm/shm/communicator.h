@@ -1,4 +1,5 @@
-// Collectives of ranks that share memory: reductions work in place on the ranks' own segments, without a copy in between.
+// Collectives of ranks that share memory: reductions work in place on the ranks' own segments,
+// without a copy in between.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +14,16 @@ namespace gradred::comm::shm {
 struct ShmOptions {
   uint64_t nonce = 0;  // of the job
   Naming naming = Naming::kAnonymous;
-  // Averages of halves are scaled by 2^-ceil(log2(scale_size)): the largest local size where nodes differ; 0: the own size.
+  // Averages of halves are scaled by 2^-ceil(log2(scale_size)): the largest local size where nodes
+  // differ; 0: the own size.
   int scale_size = 0;
   int64_t block_nbytes = 64 << 10;  // reduced and pushed while in cache
   int64_t poll_nbytes = 1 << 20;    // read by one Poll, so that other Works advance
 };
 
-// `members`: ranks of `transport` that run on this machine, in the communicator's rank order, the caller's among them.
-// Uses the channels `channel` and `channel + 1` of the transport. Allocation and attaching are local at all times.
+// `members`: ranks of `transport` that run on this machine, in the communicator's rank order, the
+// caller's among them. Uses the channels `channel` and `channel + 1` of the transport. Allocation
+// and attaching are local at all times.
 std::unique_ptr<Communicator> MakeCommunicator(Transport& transport, std::vector<int> members,
                                                uint16_t channel, const ShmOptions& options);
 

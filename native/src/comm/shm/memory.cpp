@@ -18,7 +18,7 @@
 namespace gradred::comm::shm {
 namespace {
 
-constexpr int64_t kHeaderNbytes = 4096;  // keeps data() page-aligned
+constexpr int64_t kHeaderNbytes = 4096;          // keeps data() page-aligned
 constexpr uint64_t kMagic = 0x4752414452454431;  // "GRADRED1"
 
 std::string Reason(int error) { return std::strerror(error); }
@@ -103,12 +103,12 @@ std::unique_ptr<Memory> Memory::Create(int64_t nbytes, uint64_t nonce, Naming na
   if (naming == Naming::kAnonymous) {
     // A peer that cut the file would turn our accesses into SIGBUS.
     if (fcntl(memory->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-      throw Error(Kind::kUnsupported, "cannot seal shared memory for " + purpose + ": " +
-                                          Reason(errno));
+      throw Error(Kind::kUnsupported,
+                  "cannot seal shared memory for " + purpose + ": " + Reason(errno));
     }
     memory->key_.fd = memory->fd_;
   }
-  struct stat file {};
+  struct stat file{};
   if (fstat(memory->fd_, &file) == 0) memory->key_.inode = file.st_ino;
   memory->Map(purpose);
   Header* header = new (memory->base_) Header{};
@@ -126,23 +126,22 @@ std::unique_ptr<Memory> Memory::Attach(const MemoryKey& key) {
   memory->key_ = key;
   memory->mapped_by_ = getpid();
   const std::string name = NameOf(key.nonce, key.pid, key.id);
-  const std::string path = key.fd >= 0 ? "/proc/" + std::to_string(key.pid) + "/fd/" +
-                                             std::to_string(key.fd)
-                                       : "/dev/shm" + name;
+  const std::string path =
+      key.fd >= 0 ? "/proc/" + std::to_string(key.pid) + "/fd/" + std::to_string(key.fd)
+                  : "/dev/shm" + name;
   const std::string purpose = "memory of process " + std::to_string(key.pid) + " (" + path + ")";
   memory->fd_ = key.fd >= 0 ? open(path.c_str(), O_RDWR | O_CLOEXEC)
                             : shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600);
   if (memory->fd_ < 0) {
     throw Error(Kind::kTransportError, "cannot attach " + purpose + ": " + Reason(errno));
   }
-  struct stat file {};
+  struct stat file{};
   if (fstat(memory->fd_, &file) != 0 || file.st_ino != key.inode ||
       file.st_size != key.nbytes + kHeaderNbytes) {
-    throw Error(Kind::kTransportError, "cannot attach " + purpose +
-                                           ": expected inode " + std::to_string(key.inode) + " of " +
-                                           std::to_string(key.nbytes + kHeaderNbytes) +
-                                           " bytes, got inode " + std::to_string(file.st_ino) +
-                                           " of " + std::to_string(file.st_size) + " bytes");
+    throw Error(Kind::kTransportError,
+                "cannot attach " + purpose + ": expected inode " + std::to_string(key.inode) +
+                    " of " + std::to_string(key.nbytes + kHeaderNbytes) + " bytes, got inode " +
+                    std::to_string(file.st_ino) + " of " + std::to_string(file.st_size) + " bytes");
   }
   memory->Map(purpose);
   close(memory->fd_);
@@ -162,10 +161,9 @@ void Memory::Map(const std::string& purpose) {
   void* base = mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_POPULATE, fd_, 0);
   if (base == MAP_FAILED) {
-    throw Error(Kind::kUnsupported, "cannot map " + std::to_string(total) +
-                                        " bytes of shared memory for " + purpose + ": " +
-                                        Reason(errno) +
-                                        "; raise the limit of address space (ulimit -v)");
+    throw Error(Kind::kUnsupported,
+                "cannot map " + std::to_string(total) + " bytes of shared memory for " + purpose +
+                    ": " + Reason(errno) + "; raise the limit of address space (ulimit -v)");
   }
   base_ = static_cast<char*>(base);
 }
@@ -191,8 +189,6 @@ void Memory::Discard() {
   fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, kHeaderNbytes, key_.nbytes);
 }
 
-bool Memory::discarded() const {
-  return header()->discarded.load(std::memory_order_acquire) != 0;
-}
+bool Memory::discarded() const { return header()->discarded.load(std::memory_order_acquire) != 0; }
 
 }  // namespace gradred::comm::shm

@@ -9,8 +9,9 @@
 
 namespace gradred::comm::shm {
 
-// Collective over the bootstrap. machine_of[r] tells machines apart; the lowest rank of each makes its page. Tries the ways of `namings`
-// in turn, on all machines alike; when none works, throws on all ranks the same kUnsupported with the reasons.
+// Collective over the bootstrap. machine_of[r] tells machines apart; the lowest rank of each makes
+// its page. Tries the ways of `namings` in turn, on all machines alike; when none works, throws on
+// all ranks the same kUnsupported with the reasons.
 std::shared_ptr<Page> OpenPage(Bootstrap& bootstrap, const std::vector<int>& machine_of,
                                uint64_t nonce,
                                const std::vector<Naming>& namings = {Naming::kAnonymous,

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kLine = 64;
 
-// 64 KB hold the messages of a round many times over and let a long message stream; with many ranks the rings of a transport
-// stay within 32 MB, as long as a ring holds a few short messages.
+// 64 KB hold the messages of a round many times over and let a long message stream; with many ranks
+// the rings of a transport stay within 32 MB, as long as a ring holds a few short messages.
 int64_t RingNbytesFor(int members) {
   constexpr int64_t kMost = 64 << 10, kLeast = 4 << 10, kAll = 32 << 20;
   int64_t nbytes = kMost;
@@ -32,11 +32,12 @@ int64_t Page::NbytesFor(int members, int64_t ring_nbytes) {
 
 std::shared_ptr<Page> Page::Create(int members, uint64_t nonce, Naming naming,
                                    const PageOptions& options) {
-  const int64_t ring_nbytes = options.ring_nbytes > 0 ? options.ring_nbytes : RingNbytesFor(members);
+  const int64_t ring_nbytes =
+      options.ring_nbytes > 0 ? options.ring_nbytes : RingNbytesFor(members);
   std::shared_ptr<Page> page(new Page);
-  page->memory_ = Memory::Create(NbytesFor(members, ring_nbytes), nonce, naming, members - 1,
-                                 "messages between " + std::to_string(members) +
-                                     " ranks of one machine");
+  page->memory_ =
+      Memory::Create(NbytesFor(members, ring_nbytes), nonce, naming, members - 1,
+                     "messages between " + std::to_string(members) + " ranks of one machine");
   page->data_ = page->memory_->data();
   page->pid_ = getpid();
   new (page->data_) Header{nonce, members, 0, ring_nbytes};
@@ -78,9 +79,7 @@ Naming Page::naming() const {
   return memory_ == nullptr || memory_->key().fd >= 0 ? Naming::kAnonymous : Naming::kNamed;
 }
 
-Member& Page::member(int index) {
-  return reinterpret_cast<Member*>(data_ + kLine)[index];
-}
+Member& Page::member(int index) { return reinterpret_cast<Member*>(data_ + kLine)[index]; }
 
 RingHeader* Page::ring(int transport, int from, int to) {
   const int64_t n = members();

@@ -1,4 +1,5 @@
-// What the ranks of one machine share besides segments: who they are, their bells, and the rings between them.
+// What the ranks of one machine share besides segments: who they are, their bells, and the rings
+// between them.
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,8 @@ struct PageOptions {
   int64_t ring_nbytes = 0;  // a power of two, at least 64; 0: by the number of ranks
 };
 
-// Made by one rank of the machine, attached by the others; members are numbered by the order of their ranks there.
+// Made by one rank of the machine, attached by the others; members are numbered by the order of
+// their ranks there.
 class Page {
  public:
   static std::shared_ptr<Page> Create(int members, uint64_t nonce, Naming naming,

@@ -1,4 +1,5 @@
-// A stream of bytes from one process to another: a ring in shared memory with one writer and one reader.
+// A stream of bytes from one process to another: a ring in shared memory with one writer and one
+// reader.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +19,15 @@ struct RingHeader {
 class RingWriter {
  public:
   RingWriter(RingHeader* ring, int64_t capacity)
-      : ring_(ring), bytes_(reinterpret_cast<char*>(ring + 1)), capacity_(capacity),
+      : ring_(ring),
+        bytes_(reinterpret_cast<char*>(ring + 1)),
+        capacity_(capacity),
         written_(ring->written.load(std::memory_order_relaxed)) {}
 
-  // Sequentially consistent as AskForSpace and Release: either this sees the space or the reader sees the request.
+  // Sequentially consistent as AskForSpace and Release: either this sees the space or the reader
+  // sees the request.
   int64_t Free() const {
-    return capacity_ -
-           static_cast<int64_t>(written_ - ring_->read.load(std::memory_order_seq_cst));
+    return capacity_ - static_cast<int64_t>(written_ - ring_->read.load(std::memory_order_seq_cst));
   }
   // nbytes <= Free(). Not seen by the reader before Publish().
   void Write(const void* data, int64_t nbytes) {
@@ -37,9 +40,7 @@ class RingWriter {
   }
   void Publish() { ring_->written.store(written_, std::memory_order_release); }
   // Asks for a ring of the bell when the reader frees space; look at Free() once more afterwards.
-  void AskForSpace() {
-    ring_->writer_waits.store(1, std::memory_order_seq_cst);
-  }
+  void AskForSpace() { ring_->writer_waits.store(1, std::memory_order_seq_cst); }
 
  private:
   RingHeader* ring_;
@@ -51,7 +52,9 @@ class RingWriter {
 class RingReader {
  public:
   RingReader(RingHeader* ring, int64_t capacity)
-      : ring_(ring), bytes_(reinterpret_cast<const char*>(ring + 1)), capacity_(capacity),
+      : ring_(ring),
+        bytes_(reinterpret_cast<const char*>(ring + 1)),
+        capacity_(capacity),
         read_(ring->read.load(std::memory_order_relaxed)) {}
 
   int64_t Available() const {

@@ -32,7 +32,8 @@ int64_t ReadField(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// One control group and all above it. Pages of files count as used there but are given back on demand.
+// One control group and all above it. Pages of files count as used there but are given back on
+// demand.
 void LimitByGroup(Room* room, const std::string& root, std::string group, const char* max,
                   const char* used, const char* prefix) {
   while (true) {
@@ -82,7 +83,7 @@ Room FindRoom(bool named) {
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY) {
     Limit(&room, static_cast<int64_t>(files.rlim_cur), "the limit of file sizes (ulimit -f)");
   }
-  struct statvfs device {};
+  struct statvfs device{};
   if (named && statvfs("/dev/shm", &device) == 0) {
     Limit(&room, static_cast<int64_t>(device.f_bavail) * static_cast<int64_t>(device.f_frsize),
           "/dev/shm");

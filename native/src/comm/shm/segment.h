@@ -14,7 +14,8 @@ namespace gradred::comm::shm {
 class SharedSegment final : public Segment {
  public:
   explicit SharedSegment(std::unique_ptr<Memory> memory) : memory_(std::move(memory)) {}
-  // Gives the pages back at once, although peers may have them mapped until they attach something new.
+  // Gives the pages back at once, although peers may have them mapped until they attach something
+  // new.
   ~SharedSegment() override { memory_->Discard(); }
 
   void* data() override { return memory_->data(); }
@@ -29,7 +30,8 @@ class SharedSegment final : public Segment {
 // The peers' segments that this rank has attached.
 class Attachments {
  public:
-  // The start of the memory; attaches it at the first call, and then lets go of all that its owners have freed.
+  // The start of the memory; attaches it at the first call, and then lets go of all that its owners
+  // have freed.
   char* Find(int peer, const MemoryKey& key);
   size_t size() const { return attached_.size(); }
 

@@ -40,9 +40,9 @@ using RequestPtr = std::shared_ptr<Request>;
 struct Outgoing {
   Frame frame;
   const char* data;
-  RequestPtr request;   // null: a datagram, which owns its bytes
+  RequestPtr request;  // null: a datagram, which owns its bytes
   std::string datagram;
-  int64_t sent = 0;     // of the payload
+  int64_t sent = 0;  // of the payload
   bool started = false;
 };
 
@@ -50,9 +50,9 @@ struct Outgoing {
 struct Incoming {
   Frame frame;
   int64_t received = 0;
-  char* to = nullptr;               // null: its bytes are dropped
-  std::unique_ptr<char[]> buffer;   // while no receive is posted
-  RequestPtr request;               // null while no receive is posted
+  char* to = nullptr;              // null: its bytes are dropped
+  std::unique_ptr<char[]> buffer;  // while no receive is posted
+  RequestPtr request;              // null while no receive is posted
 };
 using IncomingPtr = std::shared_ptr<Incoming>;
 
@@ -70,7 +70,9 @@ struct Peer {
 class ShmTransport final : public Transport {
  public:
   ShmTransport(std::shared_ptr<Page> page, int number, int index)
-      : page_(std::move(page)), number_(number), index_(index),
+      : page_(std::move(page)),
+        number_(number),
+        index_(index),
         bell_(&page_->member(index).bells[number], page_->members() > 1) {
     for (int i = 0; i < size(); ++i) {
       peers_.emplace_back(page_->ring(number, index, i), page_->ring(number, i, index),
@@ -229,7 +231,8 @@ void ShmTransport::Progress() {
   }
 }
 
-// Writes as much as there is room for, in pieces, so that the reader works on one while the next is written.
+// Writes as much as there is room for, in pieces, so that the reader works on one while the next is
+// written.
 void ShmTransport::Flush(int peer) {
   Peer& to = peers_[static_cast<size_t>(peer)];
   const int64_t piece = page_->ring_nbytes() / 4;
@@ -297,7 +300,8 @@ void ShmTransport::Drain(int peer) {
   }
 }
 
-// Reads a frame and finds where its bytes go. A frame that cannot be ends everything: nothing after it can be understood.
+// Reads a frame and finds where its bytes go. A frame that cannot be ends everything: nothing after
+// it can be understood.
 void ShmTransport::Begin(int peer) {
   Peer& from = peers_[static_cast<size_t>(peer)];
   auto message = std::make_shared<Incoming>();
@@ -310,9 +314,9 @@ void ShmTransport::Begin(int peer) {
     return;
   }
   if (frame.kind == FrameKind::kMessage) {
-    const auto found = std::find_if(
-        from.posted.begin(), from.posted.end(),
-        [&](const RequestPtr& request) { return SameTag(request->tag, frame.tag); });
+    const auto found =
+        std::find_if(from.posted.begin(), from.posted.end(),
+                     [&](const RequestPtr& request) { return SameTag(request->tag, frame.tag); });
     if (found != from.posted.end()) {
       const RequestPtr request = *found;
       from.posted.erase(found);
