@@ -89,6 +89,7 @@ def run_part(part: Part, folder: Path) -> None:
     start = time.monotonic()
     environment = {**os.environ, **_ENVIRONMENT, **part.environment}
     environment["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+    environment["TMPDIR"] = str(folder)  # TensorFlow leaves files of traced functions when killed
     process = subprocess.Popen(
         part.command,
         cwd=_ROOT,

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 _HERE = Path(__file__).parent
-_TOKEN = "GRADRED_TEST_JOB"  # in the environment of every process of the job
+SHM = "/dev/shm"
+TOKEN = "GRADRED_TEST_JOB"  # in the environment of every process of the job
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def processes_of(token: str) -> dict[int, str]:
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         try:
-            if f"{_TOKEN}={token}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+            if f"{TOKEN}={token}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (
                     (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 )
@@ -76,13 +77,23 @@ def processes_of(token: str) -> dict[int, str]:
     return found
 
 
+def left_in_shm(before: set[str]) -> set[str]:
+    """New files in /dev/shm that no living process has mapped: another job's files are in use."""
+    new = set(os.listdir(SHM)) - before
+    if new:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            try:
+                text = maps.read_text(errors="replace")
+            except OSError:
+                continue
+            new -= {name for name in new if f"{SHM}/{name}\n" in text}
+    return {name for name in new if os.path.exists(f"{SHM}/{name}")}
+
+
 def _leftovers(token: str, files_before: set[str]) -> str:
-    processes = processes_of(token)
-    files = set(os.listdir("/dev/shm")) - files_before
-    return "\n".join(
-        [f"process {pid}: {line}" for pid, line in processes.items()]
-        + [f"/dev/shm/{name}" for name in sorted(files)]
-    )
+    lines = [f"process {pid}: {line}" for pid, line in processes_of(token).items()]
+    lines += [f"{SHM}/{name}" for name in sorted(left_in_shm(files_before))]
+    return "\n".join(lines)
 
 
 @dataclass
@@ -124,12 +135,12 @@ class Launcher:
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
             **(env or {}),
-            _TOKEN: token,
+            TOKEN: token,
         }
         command = [*command_line(launcher, size), *options]
         command += [sys.executable, str(_HERE / "rank.py"), str(folder)]
         command += [sys.executable, "-u", str(program), *args]
-        files_before = set(os.listdir("/dev/shm"))
+        files_before = set(os.listdir(SHM))
         start = time.monotonic()
         timed_out = False
         process = subprocess.Popen(
