@@ -30,7 +30,10 @@ def _recipe(args: argparse.Namespace) -> str:
 def write_shard(
     path: Path, patterns: np.ndarray, potential: np.ndarray, args: argparse.Namespace
 ) -> None:
-    """Write patterns [n, 64, 64, 64] float16 and potential [n, 64, 64] float32; visible when complete."""
+    """Write patterns [n, 64, 64, 64] float16 and potential [n, 64, 64] float32.
+
+    The file becomes visible when it is complete.
+    """
     part = path.with_suffix(f".part{os.getpid()}")
     try:
         with open(part, "wb") as file:
@@ -47,7 +50,7 @@ def write_shard(
 
 
 def read_shard(path: Path) -> tuple[np.ndarray, np.ndarray, str]:
-    """Patterns [n, 64, 64, 64] float16, potential [n, 64, 64] float32, and the recipe they were made by."""
+    """Patterns [n, 64, 64, 64] float16, potential [n, 64, 64] float32, and their recipe."""
     try:
         with np.load(path, allow_pickle=False) as shard:
             patterns, potential = shard["patterns"], shard["potential"]
@@ -70,7 +73,7 @@ def read_shard(path: Path) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def shard_is_complete(path: Path, structures: int, args: argparse.Namespace) -> bool:
-    """Whether ``path`` holds ``structures`` structures of this recipe; another recipe is an error."""
+    """Whether ``path`` holds that many structures of this recipe; another recipe is an error."""
     if not path.exists():
         return False
     patterns, _, recipe = read_shard(path)
@@ -82,8 +85,8 @@ def shard_is_complete(path: Path, structures: int, args: argparse.Namespace) -> 
 def load_split(folder: Path, split: str, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """This rank's part of a split: every ``size``-th sample, equally many on each rank.
 
-    Returns patterns [n, 64, 64, 64] float16 and potential [n, 64, 64] float32. The parts are disjoint and do not depend
-    on how many ranks wrote the shards.
+    Returns patterns [n, 64, 64, 64] float16 and potential [n, 64, 64] float32. The parts are
+    disjoint and do not depend on how many ranks wrote the shards.
     """
     paths = sorted(folder.glob(f"{split}-*.npz"))
     if not paths:

@@ -1,13 +1,14 @@
 """Simulate scanning diffraction patterns of random perovskite crystals.
 
-Each sample is a scan of an electron probe over 8 x 8 positions: 64 patterns of 64 x 64 pixels, stored as
-16 * sqrt(intensity) in float16, and the projected potential of the scanned area, 64 x 64, in float32 (V * Angstrom). The
-patterns come from a multislice simulation by abTEM (GPL-3.0) of structures built with ASE (LGPL-2.1); both are external
-tools, installed by the extra ``examples``, and no part of gradred.
+Each sample is a scan of an electron probe over 8 x 8 positions: 64 patterns of 64 x 64 pixels,
+stored as 16 * sqrt(intensity) in float16, and the projected potential of the scanned area, 64 x 64,
+in float32 (V * Angstrom). The patterns come from a multislice simulation by abTEM (GPL-3.0) of
+structures built with ASE (LGPL-2.1); both are external tools, installed by the extra ``examples``,
+and no part of gradred.
 
-Deterministic: structure ``s`` depends on ``--seed`` and ``s`` alone, whatever the number of ranks. A structure belongs to
-one split, so that no test sample shares a crystal with a training sample. Shards that exist are kept; one that is being
-written becomes visible only when it is complete.
+Deterministic: structure ``s`` depends on ``--seed`` and ``s`` alone, whatever the number of ranks.
+A structure belongs to one split, so that no test sample shares a crystal with a training sample.
+Shards that exist are kept; one that is being written becomes visible only when it is complete.
 
     gradred run -np 2 python generate.py --out data --train 128 --test 32
 """
@@ -43,8 +44,8 @@ TEST_OFFSET = 1_000_000
 def random_perovskite(rng: np.random.Generator) -> Atoms:
     """A crystal of 4 x 4 unit cells ABX3, 3 to 8 cells thick.
 
-    Random are elements, mixing on the A site, lattice constants, the shift of the B site, the origin, vacancies and
-    thermal displacements (0.06 Angstrom along each axis).
+    Random are elements, mixing on the A site, lattice constants, the shift of the B site, the
+    origin, vacancies and thermal displacements (0.06 Angstrom along each axis).
     """
     from ase import Atoms
 
@@ -93,9 +94,7 @@ def simulate(structure: int, seed: int, windows: int) -> tuple[np.ndarray, np.nd
     targets = np.zeros((windows, PIXELS, PIXELS), np.float32)
     for w in range(windows):
         x, y = (w % 2) * half, (w // 2) * half
-        scan = abtem.GridScan(
-            start=(x, y), end=(x + half, y + half), gpts=SCAN, endpoint=False
-        )
+        scan = abtem.GridScan(start=(x, y), end=(x + half, y + half), gpts=SCAN, endpoint=False)
         measured = probe.scan(
             potential,
             scan=scan,

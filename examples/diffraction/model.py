@@ -1,8 +1,9 @@
 """A fully convolutional DenseNet from diffraction patterns to the projected potential.
 
-The architecture follows S. Jegou et al., "The One Hundred Layers Tiramisu", arXiv:1611.09326: an initial convolution, dense blocks
-with transitions down, a bottleneck, transitions up with skip connections, a 1x1 output. In front of it a transposed
-convolution lays each probe position's pattern out over the pixels that the probe stands on.
+The architecture follows S. Jegou et al., "The One Hundred Layers Tiramisu", arXiv:1611.09326: an
+initial convolution, dense blocks with transitions down, a bottleneck, transitions up with skip
+connections, a 1x1 output. In front of it a transposed convolution lays each probe position's
+pattern out over the pixels that the probe stands on.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ SCAN = 8
 class Widths:
     """Sizes of the network.
 
-    entry: channels after the entry; growth: channels that a layer of a dense block adds; kernel: of the blocks' convolutions;
-    blocks: layers of each dense block on the way down (and up); bottleneck: layers of the block in the middle; pool: the
-    patterns are averaged over pool x pool pixels first.
+    entry: channels after the entry. growth: channels that a layer of a dense block adds. kernel: of
+    the blocks' convolutions. blocks: layers of each dense block on the way down (and up).
+    bottleneck: layers of the block in the middle. pool: patterns are averaged over pool x pool
+    pixels first.
     """
 
     entry: int = 16
@@ -37,8 +39,8 @@ PRESETS = {
     "default": Widths(),
     # for tests
     "tiny": Widths(entry=4, growth=4, blocks=(1,), bottleneck=1, pool=8),
-    # growth and kernel as published for 27,600 GPUs (arXiv:1909.11150); about 220 million parameters
-    "paper": Widths(entry=64, growth=256, kernel=5, blocks=(3, 3, 4), bottleneck=4, pool=1),
+    # growth and kernel as published for 27,600 GPUs (arXiv:1909.11150); 220 million parameters
+    "paper": Widths(entry=64, growth=256, kernel=5, blocks=(2, 2, 2, 2), bottleneck=2, pool=1),
 }
 
 
