@@ -308,6 +308,27 @@ TEST(AnAbandonedBatchIsNotAwaited) {
        "run " + high->name + ".0"});
 }
 
+// Rank 1 stays out of rounds, for it lacks the awaited one: what it abandons then has no words on
+// their way.
+TEST(AnAbandonedGroupIsNotOffered) {
+  NegotiatorOptions options;
+  options.timer = false;
+  Ranks ranks(2, options);
+  const auto [low, high] = TwoKnownNames(&ranks);
+  ranks.Submit(0, low);
+  ranks.Submit(0, high);  // in its next words
+  ranks.Submit(1, high);
+  ranks.Settle();  // each is in words alone; rank 0 holds the awaited one and waits in the next
+                   // round
+  ranks.Send(1, Abandon{high->name, "x"});
+  ranks.Settle();
+  ranks.Submit(1, low);
+  ranks.Settle();
+  const std::string text =
+      "fail " + high->name + ": Abandoned: rank 1 abandoned batch of '" + high->name + "': x";
+  ranks.Expect({text, "run " + low->name + ".0"});
+}
+
 TEST(ABatchThatAShutdownPreventsIsNotAwaited) {
   NegotiatorOptions options;
   options.timer = false;
