@@ -40,7 +40,11 @@ class DeviceWork : public Work {
 };
 
 Device::Device(std::shared_ptr<const Api> api, int device, Transport& transport, uint16_t channel)
-    : api_(std::move(api)), device_(device), transport_(transport), watch_tag_{channel, 0} {
+    : api_(std::move(api)),
+      device_(device),
+      transport_(transport),
+      ringer_(std::make_shared<Ringer>(transport.bell())),
+      watch_tag_{channel, 0} {
   int count = 0;
   CUDA_CHECK(*api_, cudaGetDeviceCount, &count);
   if (device < 0 || device >= count) {
@@ -65,12 +69,23 @@ void Device::Join(const ncclUniqueId& id, int rank, int size, float half_scale) 
   has_average_ops_ = true;
 }
 
+void Ringer::Ring() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (bell_) bell_->Ring();
+}
+
+void Ringer::Forget() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bell_ = nullptr;
+}
+
 Device::~Device() {
   try {
     Close();
   } catch (...) {
     // The process keeps what could not be freed; there is nobody to tell.
   }
+  ringer_->Forget();
 }
 
 void Device::Close() {
@@ -105,9 +120,14 @@ WorkPtr Device::Record(std::shared_ptr<Device> self, std::string what) {
   }
   auto work = std::make_unique<DeviceWork>(std::move(self), event, std::move(what));
   CUDA_CHECK(*api_, cudaEventRecord, event, stream_);
-  CUDA_CHECK(
-      *api_, cudaLaunchHostFunc, stream_, [](void* bell) { static_cast<Doorbell*>(bell)->Ring(); },
-      &transport_.bell());
+  auto ringer = std::make_unique<std::shared_ptr<Ringer>>(ringer_);
+  const auto ring = [](void* data) {
+    const std::unique_ptr<std::shared_ptr<Ringer>> mine(
+        static_cast<std::shared_ptr<Ringer>*>(data));
+    (*mine)->Ring();
+  };
+  CUDA_CHECK(*api_, cudaLaunchHostFunc, stream_, ring, ringer.get());
+  (void)ringer.release();  // the callback's
   return work;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,19 @@
 #include "comm/nccl/nccl_api.h"
 
 namespace gradred::comm::nccl {
+
+// Rings from the driver's thread, for as long as there is a bell: after an abort nobody waits for
+// the stream, whose last callbacks then come when the transport may be gone.
+class Ringer {
+ public:
+  explicit Ringer(Doorbell& bell) : bell_(&bell) {}
+  void Ring();
+  void Forget();
+
+ private:
+  std::mutex mutex_;
+  Doorbell* bell_;
+};
 
 class Device {
  public:
@@ -44,6 +58,7 @@ class Device {
   const std::shared_ptr<const Api> api_;
   const int device_;
   Transport& transport_;
+  const std::shared_ptr<Ringer> ringer_;
   const Tag watch_tag_;
   WorkPtr watch_;  // a receive from oneself that is never sent: it finishes when the transport is
                    // aborted
