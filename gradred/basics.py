@@ -189,12 +189,19 @@ def join() -> int:
     return core.join()
 
 
-def plan(domain: str) -> str:
-    """The groups of an optimizer's or tape's domain, a line each, in their order. Local.
+def plan(domain: str | None = None) -> str:
+    """The groups of the optimizers' and tapes' domains, a line each, in their order. Local.
 
-    Raises InvalidArgument for a domain that no optimizer or tape has declared here.
+    domain: None: all that were declared here, each under its name.
+
+    Raises:
+        InvalidArgument: no optimizer or tape has declared this domain here.
+        NotInitialized: before ``init()``.
     """
-    return core.plan(domain)
+    core.rank()  # says so when there is no engine
+    if domain is not None:
+        return core.plan(domain)
+    return "".join(core.plan(name) for name in core.registered())
 
 
 def _refuse_in_child() -> None:

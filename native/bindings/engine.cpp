@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings.h"
 
 namespace gradred::bindings {
@@ -84,6 +86,19 @@ py::object Failure() {
   return py::make_tuple(KindName(status.kind()), status.message());
 }
 
+// Names of the registered specs, in order of their first registration; guarded by the GIL.
+std::vector<std::string>& Registered() {
+  static std::vector<std::string> names;
+  return names;
+}
+
+void RegisterSpec(const std::string& name, int process_set, const py::list& entries,
+                  std::vector<int> group_ends) {
+  engine::RegisterSpec(MakeSpec(name, process_set, entries, std::move(group_ends)));
+  auto& names = Registered();
+  if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+}
+
 void BindTopology(py::module_& m) {
   m.def("rank", [] { return engine::Global()->topology().rank; });
   m.def("size", [] { return engine::Global()->topology().size; });
@@ -130,13 +145,9 @@ void BindEngine(py::module_& m) {
       "plan", [](const std::string& domain) { return engine::Global()->DescribePlan(domain); },
       py::arg("domain"));
 
-  m.def(
-      "register_spec",
-      [](const std::string& name, int process_set, const py::list& entries,
-         std::vector<int> group_ends) {
-        engine::RegisterSpec(MakeSpec(name, process_set, entries, std::move(group_ends)));
-      },
-      py::arg("name"), py::arg("process_set"), py::arg("entries"), py::arg("group_ends"));
+  m.def("register_spec", &RegisterSpec, py::arg("name"), py::arg("process_set"), py::arg("entries"),
+        py::arg("group_ends"));
+  m.def("registered", [] { return Registered(); });
 
   m.def(
       "add_process_set",

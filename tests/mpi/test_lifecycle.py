@@ -257,3 +257,14 @@ def test_idle_uses_no_cpu(job) -> None:
     used = (time.process_time() - cpu) / (time.monotonic() - start)
     job.barrier()
     assert used < 0.05
+
+
+def test_plan_prints_what_was_declared() -> None:
+    with pytest.raises(gr.InvalidArgument, match="nothing.1"):
+        gr.plan("nothing.1")
+    for name in ("declared.1", "declared.2"):
+        _core.register_spec(name, 0, [{**entry(4), "label": f"{name}/kernel"}], [1])
+    assert "kernel" in gr.plan("declared.1")
+    assert "declared.2" not in gr.plan("declared.1")
+    assert "declared.1" in gr.plan()
+    assert "declared.2" in gr.plan()
