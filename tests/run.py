@@ -83,6 +83,13 @@ def count_native(text: str) -> Counts:
     return counts
 
 
+def failed_programs(text: str) -> str:
+    """What the failed C++ programs printed, and ctest's closing lines."""
+    failed = re.findall(r"Test +#(\d+): .*\*\*\*", text)
+    lines = [line for line in text.splitlines() if line.partition(": ")[0] in failed]
+    return "\n".join([*lines, *text.splitlines()[-12:]])
+
+
 def run_part(part: Part, folder: Path) -> None:
     """Runs one part in its own session, shows its output as it comes and fills in its counts."""
     print(f"\n=== {part.name}: {' '.join(part.command)}", flush=True)
@@ -113,7 +120,7 @@ def run_part(part: Part, folder: Path) -> None:
     part.seconds = time.monotonic() - start
     part.counts = part.count("".join(text))
     if quiet and code != 0:
-        print("".join(text), end="", flush=True)
+        print(failed_programs("".join(text)), flush=True)
     if code not in (0, _NO_TESTS) and part.counts.failed == 0:
         part.counts.failed = 1
         print(f"FAILED: {part.name} ended with exit code {code}", flush=True)
@@ -141,8 +148,13 @@ def ranks_part(
     return part
 
 
-def has_tests(where: list[str]) -> list[str]:
-    return [folder for folder in where if any((_ROOT / folder).glob("test_*.py"))]
+def with_rank_tests(where: list[str]) -> list[str]:
+    """The folders in which a test runs inside the ranks."""
+    return [
+        folder
+        for folder in where
+        if any("mark.ranks" in path.read_text() for path in (_ROOT / folder).glob("test_*.py"))
+    ]
 
 
 def plan(native: str, old_python: str | None) -> list[Part]:
@@ -153,7 +165,8 @@ def plan(native: str, old_python: str | None) -> list[Part]:
         pytest_part("unit", python, ["tests"], "not launch", 600.0),
         pytest_part("launch", python, ["tests"], "launch", 900.0),
     ]
-    arrays, local, frameworks = has_tests(_ARRAYS), has_tests(_LOCAL), has_tests(_FRAMEWORKS)
+    arrays, local = with_rank_tests(_ARRAYS), with_rank_tests(_LOCAL)
+    frameworks = with_rank_tests(_FRAMEWORKS)
     for size in (2, 3, 4, 5):
         if arrays:
             parts.append(ranks_part(f"mpi-{size}", python, size, arrays))
@@ -162,7 +175,7 @@ def plan(native: str, old_python: str | None) -> list[Part]:
         if frameworks and size < 5:
             parts.append(ranks_part(f"tensorflow-{size}", python, size, frameworks))
     if old_python is not None and frameworks:
-        where = [python_file for python_file in frameworks if "examples" not in python_file]
+        where = [folder for folder in frameworks if folder != "tests/examples"]
         parts.append(ranks_part("oldest-2", old_python, 2, where, marks="ranks and smoke"))
     for part in parts:
         part.environment["GRADRED_NATIVE_TESTS"] = str((_ROOT / native).resolve())
