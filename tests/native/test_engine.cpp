@@ -31,7 +31,8 @@ void OnRanks(int n, const std::function<void(Engine&, int)>& body, EngineOptions
     });
   for (auto& thread : threads) thread.join();
   for (int r = 0; r < n; ++r)
-    if (!failures[r].empty()) throw testing::Failure("rank " + std::to_string(r) + ": " + failures[r]);
+    if (!failures[r].empty())
+      throw testing::Failure("rank " + std::to_string(r) + ": " + failures[r]);
 }
 
 EntrySpec Float(const std::string& label, int64_t count, ReduceOp op = ReduceOp::kSum) {
@@ -42,7 +43,8 @@ EntrySpec Float(const std::string& label, int64_t count, ReduceOp op = ReduceOp:
   return entry;
 }
 
-DomainSpecPtr Spec(const std::string& name, std::vector<EntrySpec> entries, std::vector<int> ends = {}) {
+DomainSpecPtr Spec(const std::string& name, std::vector<EntrySpec> entries,
+                   std::vector<int> ends = {}) {
   auto spec = std::make_shared<DomainSpec>();
   spec->name = name;
   spec->entries = std::move(entries);
@@ -60,7 +62,8 @@ std::vector<float> Reduce(Engine& engine, const std::string& name, std::vector<f
                           ReduceOp op = ReduceOp::kSum) {
   std::vector<Submission> submissions;
   submissions.push_back(InPlace(data));
-  engine.RunBlocking(Spec(name, {Float(name, static_cast<int64_t>(data.size()), op)}), std::move(submissions));
+  engine.RunBlocking(Spec(name, {Float(name, static_cast<int64_t>(data.size()), op)}),
+                     std::move(submissions));
   return data;
 }
 
@@ -182,6 +185,28 @@ TEST(JoinSuppliesZeros) {
   });
 }
 
+TEST(JoinWaitsForWhatWasOpened) {
+  OnRanks(2, [](Engine& engine, int r) {
+    const auto spec = Spec("x", {Float("x", 1)});
+    std::atomic<int> done{0};
+    std::vector<float> before{1}, before2{2}, after{float(r + 1)};
+    const auto submit = [&](std::vector<float>& data) {
+      Submission submission = InPlace(data);
+      submission.done = [&](const Result& result) { done += result.status.ok() ? 1 : 100; };
+      engine.Submit(engine.Open(spec), 0, std::move(submission));
+    };
+    submit(before);  // maybe unfinished when the join is asked for
+    submit(before2);
+    engine.Join();
+    submit(after);
+    while (done < 3) std::this_thread::yield();
+    CHECK_EQ(done.load(), 3);
+    CHECK_EQ(before[0], 2.0f);
+    CHECK_EQ(before2[0], 4.0f);
+    CHECK_EQ(after[0], 3.0f);
+  });
+}
+
 TEST(ShutdownFailsWhatWaits) {
   OnRanks(2, [](Engine& engine, int r) {
     if (r == 0) return;
@@ -287,7 +312,9 @@ TEST(Exchanges) {
 TEST(NullReturnsInputs) {
   EngineOptions options;
   options.null = true;
-  OnRanks(2, [](Engine& engine, int r) { CHECK_EQ(Reduce(engine, "x", {float(r)})[0], float(r)); }, options);
+  OnRanks(
+      2, [](Engine& engine, int r) { CHECK_EQ(Reduce(engine, "x", {float(r)})[0], float(r)); },
+      options);
 }
 
 int main(int argc, char** argv) { return testing::Main(argc, argv); }

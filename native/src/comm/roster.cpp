@@ -19,7 +19,7 @@ struct Hello {
   std::vector<std::string> settings;  // in the order of kSettings
 };
 
-const char* const kSettings[] = {"intra", "virtual_nodes", "chunk_nbytes"};
+const char* const kSettings[] = {"GRADRED_INTRA", "GRADRED_VIRTUAL_NODES", "GRADRED_CHUNK_BYTES"};
 
 std::string HostName() {
   char name[256] = "";

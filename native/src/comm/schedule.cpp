@@ -58,13 +58,13 @@ class ScheduleWork : public Work {
     }
   }
 
-  // After a failure transfers may still be running: the transport may write to the scratch memory
-  // until it is closed.
+  // After a failure transfers may still be running, even those that were aborted: the outside
+  // library may write to the scratch memory as long as the process lives.
   ~ScheduleWork() override {
     for (auto& stage : pending_) {
       for (WorkPtr& transfer : stage) {
-        if (!transfer->Poll()) {
-          scratch_.release();
+        if (!transfer->Poll() || !transfer->status().ok()) {
+          (void)scratch_.release();
           return;
         }
       }

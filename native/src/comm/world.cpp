@@ -233,7 +233,10 @@ void WorldImpl::Abort(const Status& cause) {
 
 std::string ChooseTransport(const WorldOptions& options) {
   if (options.transport != "auto") return options.transport;
-  if (options.mpi_comm != nullptr || MpiIsInitialized() || FindLauncher().size > 1) return "mpi";
+  if (options.mpi_comm != nullptr || MpiIsInitialized()) return "mpi";
+  const LauncherInfo launcher = FindLauncher();
+  const bool size_unsaid = launcher.size == 0 && launcher.rank >= 0;  // some PMIx launchers
+  if (launcher.size > 1 || size_unsaid) return "mpi";
   return std::getenv("GRADRED_LOCAL_SIZE") != nullptr ? "local" : "self";
 }
 

@@ -25,14 +25,16 @@ Batch::~Batch() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < members_.size(); ++i)
     if (submitted_[i] && !completed_[i])
-      Complete(static_cast<int>(i), {{Kind::kInternal, "the engine dropped '" + spec_->name + "'"}, {}, 0, {}});
+      Complete(static_cast<int>(i),
+               {{Kind::kInternal, "the engine dropped '" + spec_->name + "'"}, {}, 0, {}});
 }
 
 int Batch::Submit(int position, Submission submission) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (position < 0 || position >= static_cast<int>(members_.size()))
-    throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" + spec_->name +
-                                            "', which has " + std::to_string(members_.size()) + " entries");
+    throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
+                                            spec_->name + "', which has " +
+                                            std::to_string(members_.size()) + " entries");
   if (submitted_[position])
     throw Error(Kind::kInvalidArgument, "'" + spec_->entries[position].label + "' (position " +
                                             std::to_string(position) + " of '" + spec_->name +
@@ -63,7 +65,8 @@ bool Batch::submitted_all() const {
 std::vector<Submission*> Batch::Take(int group) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_[group] != State::kReady)
-    throw Error(Kind::kInternal, "group " + std::to_string(group) + " of '" + spec_->name + "' runs unready");
+    throw Error(Kind::kInternal,
+                "group " + std::to_string(group) + " of '" + spec_->name + "' runs unready");
   state_[group] = State::kRunning;
   std::vector<Submission*> members;
   for (int i = plan_->groups[group].first; i < plan_->groups[group].last; ++i)
@@ -85,7 +88,8 @@ void Batch::Complete(int position, Result result) {
     });
   }
   if (!submission.done) return;
-  completions_->Post([done = std::move(submission.done), result = std::move(result)] { done(result); });
+  completions_->Post(
+      [done = std::move(submission.done), result = std::move(result)] { done(result); });
 }
 
 void Batch::Finish(int group, std::vector<Result> results) {

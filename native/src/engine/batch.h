@@ -16,21 +16,22 @@ namespace gradred::engine {
 // Runs `done` callbacks, one after the other, on a thread of its own.
 class Completions;
 
-// Each group goes through filling -> ready (all members submitted) -> running (handed to the data loop) -> finished; from each
-// state but the last it may fail. Any thread may call.
+// Each group goes through filling -> ready (all members submitted) -> running (handed to the data
+// loop) -> finished; from each state but the last it may fail. Any thread may call.
 class Batch {
  public:
   // A batch may outlive the engine in a caller's hands, so it shares what it needs of it.
-  Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, std::shared_ptr<Completions> completions,
-        std::shared_ptr<MetricsStore> metrics);
+  Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan,
+        std::shared_ptr<Completions> completions, std::shared_ptr<MetricsStore> metrics);
   ~Batch();  // an unfinished member's callback gets kInternal: nothing waits forever
 
   const DomainSpec& spec() const { return *spec_; }
   const DomainSpecPtr& spec_ptr() const { return spec_; }
   const Plan& plan() const { return *plan_; }
 
-  // Keeps the submission. Returns the group that became ready, or -1. A member of a group that failed gets its error at once.
-  // Throws kInvalidArgument for a position out of range or submitted before.
+  // Keeps the submission. Returns the group that became ready, or -1. A member of a group that
+  // failed gets its error at once. Throws kInvalidArgument for a position out of range or submitted
+  // before.
   int Submit(int position, Submission submission);
 
   bool IsReady(int group) const;

@@ -1,4 +1,5 @@
-// A thread that runs callbacks, so that no loop of the engine runs a user's code and no lock is held while it runs.
+// A thread that runs callbacks, so that no loop of the engine runs a user's code and no lock is
+// held while it runs.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +15,8 @@ class Completions {
   Completions() : thread_([this] { Run(); }) {}
   ~Completions() { Stop(); }
   void Post(std::function<void()> callback);
-  // Runs what is queued and ends the thread; a later Post runs its callback at once, in the caller. Not from a callback.
+  // Runs what is queued and ends the thread; a later Post runs its callback at once, in the caller.
+  // Not from a callback.
   void Stop();
 
  private:

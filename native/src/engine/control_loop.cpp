@@ -8,7 +8,7 @@
 namespace gradred::engine {
 namespace {
 
-constexpr Nanos kWatchEvery = 250 * kMillisecond;   // side channel and liveness, even when all sleep
+constexpr Nanos kWatchEvery = 250 * kMillisecond;  // side channel and liveness, even when all sleep
 constexpr Nanos kWatchAnswers = 20 * kMillisecond;  // while a question about a stall is out
 constexpr Nanos kGatherCauses = 100 * kMillisecond;
 
@@ -25,7 +25,8 @@ ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataL
   std::vector<int> all(world.topology().size);
   for (int r = 0; r < world.topology().size; ++r) all[r] = r;
   data_->AddSet(0, all);
-  sets_.push_back(std::make_unique<SetControl>(0, std::move(all), world_, options_.negotiation_timer, data_));
+  sets_.push_back(
+      std::make_unique<SetControl>(0, std::move(all), world_, options_.negotiation_timer, data_));
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -45,7 +46,8 @@ void ControlLoop::AddSet(int id, std::vector<int> members) {
   data_->AddSet(id, members);
   Post([this, id, members] {
     if (!faulty_)
-      sets_.push_back(std::make_unique<SetControl>(id, members, world_, options_.negotiation_timer, data_));
+      sets_.push_back(
+          std::make_unique<SetControl>(id, members, world_, options_.negotiation_timer, data_));
   });
 }
 
@@ -59,7 +61,8 @@ SetControl* ControlLoop::Find(int set_id) {
 void ControlLoop::Open(BatchPtr batch) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (ended_) {
-    const Status cause = failure_.ok() ? Status(Kind::kNotInitialized, "the engine has been shut down") : failure_;
+    const Status cause =
+        failure_.ok() ? Status(Kind::kNotInitialized, "the engine has been shut down") : failure_;
     lock.unlock();
     batch->FailRest(cause);
     return;
@@ -70,7 +73,9 @@ void ControlLoop::Open(BatchPtr batch) {
 }
 
 void ControlLoop::GroupReady(BatchPtr batch, int group) {
-  Post([this, batch = std::move(batch), group] { Find(batch->spec().process_set)->GroupReady(batch, group); });
+  Post([this, batch = std::move(batch), group] {
+    Find(batch->spec().process_set)->GroupReady(batch, group);
+  });
 }
 
 void ControlLoop::Abandon(BatchPtr batch, std::string reason) {
@@ -84,7 +89,8 @@ void ControlLoop::Join(std::function<void(const Status&, int)> done) {
   if (ended_) {
     const Status cause = failure_;
     lock.unlock();
-    return done(cause.ok() ? Status(Kind::kNotInitialized, "the engine has been shut down") : cause, -1);
+    return done(cause.ok() ? Status(Kind::kNotInitialized, "the engine has been shut down") : cause,
+                -1);
   }
   inbox_.push_back([this, done = std::move(done)]() mutable {
     joined_ = std::move(done);
@@ -137,7 +143,9 @@ bool ControlLoop::RunCommands() {
 void ControlLoop::OnNotice(const AbortNotice& notice, int lost_rank) {
   const bool mine = notice.origin == world_.topology().rank;
   if (mine && !faulty_) side_.Announce(notice, lost_rank);
-  const auto rank_of = [](const AbortNotice& n) { return std::make_pair(n.kind != Kind::kPeerLost, n.origin); };
+  const auto rank_of = [](const AbortNotice& n) {
+    return std::make_pair(n.kind != Kind::kPeerLost, n.origin);
+  };
   if (faulty_ && rank_of(cause_) <= rank_of(notice)) return;
   cause_ = notice;
   if (!faulty_) cause_until_ = Now() + kGatherCauses;
@@ -213,7 +221,8 @@ void ControlLoop::Run() {
       if (now >= next_watch_ || now >= stalls_.NextWake(sets_) || faulty_) Watch(now);
       if (faulty_ && now >= cause_until_) break;
       if (moved) PublishCounters();
-      const bool all_down = std::all_of(sets_.begin(), sets_.end(), [](const auto& set) { return set->shut_down(); });
+      const bool all_down =
+          std::all_of(sets_.begin(), sets_.end(), [](const auto& set) { return set->shut_down(); });
       if (all_down && !faulty_) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (inbox_.empty()) {
@@ -242,6 +251,7 @@ void ControlLoop::Run() {
   } else {
     for (const auto& set : sets_) set->FailAll({Kind::kAbandoned, "this rank has shut down"});
     data_->Stop();
+    if (joined_) joined_({Kind::kAbandoned, "this rank has shut down while it waited in join"}, -1);
     if (shut_down_) shut_down_(Status());
   }
 }

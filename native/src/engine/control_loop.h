@@ -1,4 +1,5 @@
-// The thread that agrees with the other ranks: negotiators of all process sets, side channel, liveness, stalls.
+// The thread that agrees with the other ranks: negotiators of all process sets, side channel,
+// liveness, stalls.
 #pragma once
 
 #include <atomic>
@@ -20,7 +21,8 @@ namespace gradred::engine {
 
 class ControlLoop {
  public:
-  ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data, MetricsStore* metrics);
+  ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data,
+              MetricsStore* metrics);
   ~ControlLoop() { JoinThread(); }
   void JoinThread();  // after Shutdown or Fault
 
@@ -57,7 +59,8 @@ class ControlLoop {
   std::vector<std::unique_ptr<SetControl>> sets_;
   Nanos next_watch_ = 0;
 
-  // The first cause: of the notices that come within a short time of the first, a lost peer before its consequences, then the lowest rank.
+  // The first cause: of the notices that come within a short time of the first, a lost peer before
+  // its consequences, then the lowest rank.
   bool faulty_ = false;
   AbortNotice cause_;
   Nanos cause_until_ = 0;

@@ -83,9 +83,10 @@ void DataLoop::Begin(int id, Set* set) {
     // Known alike on all ranks: the round said that somebody has joined.
     const EntrySpec& entry = item.spec->entries[PlanOf(*item.spec)->groups[item.group].first];
     if (item.batch)
-      item.batch->FailGroup(item.group, {Kind::kInvalidArgument,
-                                         std::string(OpName(entry.op)) + " of '" + entry.label +
-                                             "' is not possible while a rank has joined; only reductions are"});
+      item.batch->FailGroup(item.group,
+                            {Kind::kInvalidArgument,
+                             std::string(OpName(entry.op)) + " of '" + entry.label +
+                                 "' is not possible while a rank has joined; only reductions are"});
     return;
   }
   set->run = StartGroup(std::move(item), set->data.get(), metrics_);
@@ -106,12 +107,14 @@ bool DataLoop::Advance(int id, Set* set) {
     set->running_batch.reset();
     return true;
   }
-  const Nanos allowed = transport_timeout_ + static_cast<Nanos>(set->run->nbytes / kSlowestBytesPerNano);
+  const Nanos allowed =
+      transport_timeout_ + static_cast<Nanos>(set->run->nbytes / kSlowestBytesPerNano);
   if (Now() - set->run->started > allowed)
-    throw Error(Kind::kTransportError,
-                "a group of " + std::to_string(set->run->nbytes) + " bytes that all ranks agreed to reduce (process set " +
-                    std::to_string(id) + ") has not finished for " +
-                    std::to_string((Now() - set->run->started) / kSecond) + " s");
+    throw Error(Kind::kTransportError, "a group of " + std::to_string(set->run->nbytes) +
+                                           " bytes that all ranks agreed to reduce (process set " +
+                                           std::to_string(id) + ") has not finished for " +
+                                           std::to_string((Now() - set->run->started) / kSecond) +
+                                           " s");
   return moved;
 }
 
@@ -122,7 +125,8 @@ void DataLoop::FailAll(const Status& cause) {
     for (RunItem& item : set.queue)
       if (item.batch) item.batch->FailGroup(item.group, cause);
     set.queue.clear();
-    if (set.run) {  // its memory may still be in use by the transport or by peers: it is never freed
+    if (set.run) {  // its memory may still be in use by the transport or by peers: it is never
+                    // freed
       (void)set.run.release();
       if (set.data) (void)set.data.release();
     }
@@ -146,8 +150,10 @@ void DataLoop::Run() {
         ThrowIfError(cause_);
         if (stopping_ && !busy && inbox_.empty()) break;
       }
-      if (moved) backoff.Reset();
-      else backoff.Pause(transport, ticket, kLongestSleep);
+      if (moved)
+        backoff.Reset();
+      else
+        backoff.Pause(transport, ticket, kLongestSleep);
     }
     for (auto& [id, set] : sets_) set.data.reset();
   } catch (...) {

@@ -1,4 +1,5 @@
-// The thread that moves tensors: one queue of agreed groups for each process set, the heads of all of them advanced in turn.
+// The thread that moves tensors: one queue of agreed groups for each process set, the heads of all
+// of them advanced in turn.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,8 @@ class DataLoop {
   // Any thread. The set's members are given once, before its first item.
   void AddSet(int set_id, std::vector<int> members);
   void Post(RunItem item);
-  // Ends the thread after what is queued (clean), or at once with everything queued failed by `cause`.
+  // Ends the thread after what is queued (clean), or at once with everything queued failed by
+  // `cause`.
   void Stop();
   void StopWith(const Status& cause);
 

@@ -61,8 +61,9 @@ class Engine::Impl {
   }
 
   ~Impl() {
-    if (!shut_down_) control_->Fault({Kind::kAbandoned, "rank " + std::to_string(world_->topology().rank) +
-                                                            " ended its engine without a shutdown"});
+    if (!shut_down_)
+      control_->Fault({Kind::kAbandoned, "rank " + std::to_string(world_->topology().rank) +
+                                             " ended its engine without a shutdown"});
     control_->JoinThread();
     data_.JoinThread();
     completions_->Stop();
@@ -70,19 +71,21 @@ class Engine::Impl {
 
   BatchPtr Open(const DomainSpecPtr& spec) {
     if (!spec->complete())
-      throw Error(Kind::kInvalidArgument, "'" + spec->name + "' has an entry whose shape is not known");
+      throw Error(Kind::kInvalidArgument,
+                  "'" + spec->name + "' has an entry whose shape is not known");
     const std::vector<int>& ranks = SetRanks(spec->process_set);
     const int rank = world_->topology().rank;
     if (!std::binary_search(ranks.begin(), ranks.end(), rank))
-      throw Error(Kind::kInvalidArgument, "rank " + std::to_string(rank) + " is no member of process set " +
-                                              std::to_string(spec->process_set) + " with ranks " + ToText(ranks) +
-                                              " and cannot take part in '" + spec->name + "'");
+      throw Error(Kind::kInvalidArgument,
+                  "rank " + std::to_string(rank) + " is no member of process set " +
+                      std::to_string(spec->process_set) + " with ranks " + ToText(ranks) +
+                      " and cannot take part in '" + spec->name + "'");
     for (const EntrySpec& entry : spec->entries)
       if (entry.op == Op::kBroadcast && !std::binary_search(ranks.begin(), ranks.end(), entry.root))
-        throw Error(Kind::kInvalidArgument, "broadcast of '" + entry.label + "': root rank " +
-                                                std::to_string(entry.root) + " is not among the ranks " +
-                                                ToText(ranks) + " of process set " +
-                                                std::to_string(spec->process_set));
+        throw Error(Kind::kInvalidArgument,
+                    "broadcast of '" + entry.label + "': root rank " + std::to_string(entry.root) +
+                        " is not among the ranks " + ToText(ranks) + " of process set " +
+                        std::to_string(spec->process_set));
     ThrowIfError(control_->failure());
     auto batch = std::make_shared<Batch>(spec, PlanOf(*spec), completions_, metrics_);
     if (!options_.null) control_->Open(batch);
@@ -91,34 +94,41 @@ class Engine::Impl {
 
   void Submit(const BatchPtr& batch, int position, Submission submission) {
     if (position >= 0 && position < static_cast<int>(batch->spec().entries.size()))
-      CheckSubmission(batch->spec().entries[position], submission, SetSize(batch->spec().process_set));
+      CheckSubmission(batch->spec().entries[position], submission,
+                      SetSize(batch->spec().process_set));
     const int group = batch->Submit(position, std::move(submission));
     if (group < 0) return;
-    if (options_.null) RunNull(batch, group);
-    else control_->GroupReady(batch, group);
+    if (options_.null)
+      RunNull(batch, group);
+    else
+      control_->GroupReady(batch, group);
   }
 
   void Abandon(const BatchPtr& batch, const std::string& reason) {
-    if (options_.null) batch->FailRest({Kind::kAbandoned, reason});
-    else control_->Abandon(batch, reason);
+    if (options_.null)
+      batch->FailRest({Kind::kAbandoned, reason});
+    else
+      control_->Abandon(batch, reason);
   }
 
   int AddProcessSet(const std::vector<int>& ranks, Engine* engine) {
     const int size = world_->topology().size;
     if (ranks.empty() || !std::is_sorted(ranks.begin(), ranks.end()) ||
-        std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() || ranks.front() < 0 || ranks.back() >= size)
-      throw Error(Kind::kInvalidArgument, "a process set needs ascending ranks below " + std::to_string(size) +
-                                              ", got " + ToText(ranks));
+        std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() || ranks.front() < 0 ||
+        ranks.back() >= size)
+      throw Error(Kind::kInvalidArgument, "a process set needs ascending ranks below " +
+                                              std::to_string(size) + ", got " + ToText(ranks));
     int id;
     {
       std::lock_guard<std::mutex> lock(sets_mutex_);
       id = next_set_++;
     }
     if (id * comm::kChannelsPerSet + comm::kChannelsPerSet > comm::kChannels)
-      throw Error(Kind::kUnsupported, "no more than " + std::to_string(comm::kChannels / comm::kChannelsPerSet) +
+      throw Error(Kind::kUnsupported, "no more than " +
+                                          std::to_string(comm::kChannels / comm::kChannelsPerSet) +
                                           " process sets");
-    // All ranks agree on the set by a named barrier of the whole world; its dimensions carry the ranks, so that
-    // other ranks under the same number are a Mismatch.
+    // All ranks agree on the set by a named barrier of the whole world; its dimensions carry the
+    // ranks, so that other ranks under the same number are a Mismatch.
     auto spec = std::make_shared<DomainSpec>();
     spec->name = "process_set." + std::to_string(id);
     EntrySpec entry;
@@ -138,20 +148,23 @@ class Engine::Impl {
       std::lock_guard<std::mutex> lock(sets_mutex_);
       sets_[id] = ranks;
     }
-    if (std::binary_search(ranks.begin(), ranks.end(), world_->topology().rank)) control_->AddSet(id, ranks);
+    if (std::binary_search(ranks.begin(), ranks.end(), world_->topology().rank))
+      control_->AddSet(id, ranks);
     return id;
   }
 
   const std::vector<int>& SetRanks(int id) const {
     std::lock_guard<std::mutex> lock(sets_mutex_);
     const auto at = sets_.find(id);
-    if (at == sets_.end()) throw Error(Kind::kInvalidArgument, "there is no process set " + std::to_string(id));
+    if (at == sets_.end())
+      throw Error(Kind::kInvalidArgument, "there is no process set " + std::to_string(id));
     return at->second;  // never erased, so the reference lasts
   }
 
   int Join() {
     Promise<std::pair<Status, int>> promise;
-    control_->Join([&promise](const Status& status, int last_rank) { promise.Set({status, last_rank}); });
+    control_->Join(
+        [&promise](const Status& status, int last_rank) { promise.Set({status, last_rank}); });
     const auto [status, last_rank] = promise.Wait();
     ThrowIfError(status);
     return last_rank;
@@ -190,14 +203,15 @@ class Engine::Impl {
     if (entry.op != Op::kAllToAll) return;
     int64_t total = 0;
     for (int64_t n : submission.splits) total += n < 0 ? INT64_MIN / 2 : n;
-    const bool good = submission.splits.empty()
-                          ? entry.shape[0] % size == 0
-                          : static_cast<int>(submission.splits.size()) == size && total == entry.shape[0];
+    const bool good =
+        submission.splits.empty()
+            ? entry.shape[0] % size == 0
+            : static_cast<int>(submission.splits.size()) == size && total == entry.shape[0];
     if (!good)
-      throw Error(Kind::kInvalidArgument, "alltoall of '" + entry.label + "': " +
-                                              std::to_string(entry.shape[0]) + " rows do not split over " +
-                                              std::to_string(size) + " ranks as asked (" +
-                                              std::to_string(submission.splits.size()) + " splits)");
+      throw Error(Kind::kInvalidArgument,
+                  "alltoall of '" + entry.label + "': " + std::to_string(entry.shape[0]) +
+                      " rows do not split over " + std::to_string(size) + " ranks as asked (" +
+                      std::to_string(submission.splits.size()) + " splits)");
   }
 
   // GRADRED_NULL: what a job of one rank without scales would return.
@@ -216,8 +230,10 @@ class Engine::Impl {
       if (!output && member.allocate) output = member.allocate(entry.shape);
       const int64_t nbytes = entry.op == Op::kBarrier ? 0 : entry.count() * DTypeSize(entry.dtype);
       if (output && nbytes > 0 && output != member.input) {
-        if (member.input) std::memcpy(output, member.input, nbytes);
-        else std::memset(output, 0, nbytes);
+        if (member.input)
+          std::memcpy(output, member.input, nbytes);
+        else
+          std::memset(output, 0, nbytes);
       }
       results.push_back(std::move(result));
     }
@@ -233,7 +249,9 @@ Engine::Engine(std::unique_ptr<comm::World> world, EngineOptions options)
     : impl_(std::make_unique<Impl>(std::move(world), options)), pid_(getpid()) {}
 
 Engine::~Engine() {
-  if (getpid() != pid_) (void)impl_.release();  // a forked child has none of the threads, and must not touch what the parent uses
+  if (getpid() != pid_)
+    (void)impl_.release();  // a forked child has none of the threads, and must not touch what the
+                            // parent uses
 }
 
 const comm::Topology& Engine::topology() const { return impl_->world_->topology(); }
@@ -242,8 +260,12 @@ BatchPtr Engine::Open(const DomainSpecPtr& spec) { return impl_->Open(spec); }
 void Engine::Submit(const BatchPtr& batch, int position, Submission submission) {
   impl_->Submit(batch, position, std::move(submission));
 }
-void Engine::Abandon(const BatchPtr& batch, const std::string& reason) { impl_->Abandon(batch, reason); }
-int Engine::AddProcessSet(const std::vector<int>& ranks) { return impl_->AddProcessSet(ranks, this); }
+void Engine::Abandon(const BatchPtr& batch, const std::string& reason) {
+  impl_->Abandon(batch, reason);
+}
+int Engine::AddProcessSet(const std::vector<int>& ranks) {
+  return impl_->AddProcessSet(ranks, this);
+}
 const std::vector<int>& Engine::ProcessSetRanks(int id) const { return impl_->SetRanks(id); }
 int Engine::Join() { return impl_->Join(); }
 void Engine::Shutdown(const std::string& reason) { impl_->Shutdown(reason); }
@@ -253,14 +275,17 @@ Metrics Engine::metrics() const { return impl_->metrics_->Read(); }
 
 std::string Engine::DescribePlan(const std::string& domain) const {
   const DomainSpecPtr spec = FindSpec(domain);
-  if (!spec) throw Error(Kind::kInvalidArgument, "no domain named '" + domain + "' has been registered");
+  if (!spec)
+    throw Error(Kind::kInvalidArgument, "no domain named '" + domain + "' has been registered");
   return Describe(*spec);
 }
 
-std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec, std::vector<Submission> submissions) {
+std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec,
+                                        std::vector<Submission> submissions) {
   if (submissions.size() != spec->entries.size())
-    throw Error(Kind::kInvalidArgument, "'" + spec->name + "' has " + std::to_string(spec->entries.size()) +
-                                            " entries, got " + std::to_string(submissions.size()) + " tensors");
+    throw Error(Kind::kInvalidArgument,
+                "'" + spec->name + "' has " + std::to_string(spec->entries.size()) +
+                    " entries, got " + std::to_string(submissions.size()) + " tensors");
   struct Shared {
     Promise<bool> all;
     std::mutex mutex;

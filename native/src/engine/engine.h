@@ -1,4 +1,5 @@
-// The engine of one rank: takes submissions from any thread, agrees with the other ranks on what runs, runs it.
+// The engine of one rank: takes submissions from any thread, agrees with the other ranks on what
+// runs, runs it.
 #pragma once
 
 #include <memory>
@@ -11,24 +12,26 @@
 namespace gradred::engine {
 
 struct EngineOptions {
-  Nanos stall_warn = 60 * kSecond;  // 0: never
-  Nanos stall_fail = 0;             // 0: never. Absence is no fault unless the user says so
+  Nanos stall_warn = 60 * kSecond;         // 0: never
+  Nanos stall_fail = 0;                    // 0: never. Absence is no fault unless the user says so
   Nanos transport_timeout = 30 * kSecond;  // agreed work that does not move
   bool negotiation_timer = true;
-  bool null = false;  // GRADRED_NULL: return the inputs, talk to nobody (to measure what communication costs)
+  bool null = false;  // GRADRED_NULL: return the inputs, talk to nobody (to measure what
+                      // communication costs)
 };
 
 struct Metrics {
   int64_t batches = 0, groups = 0, entries = 0;
-  int64_t bytes = 0;              // of tensors, once each
+  int64_t bytes = 0;  // of tensors, once each
   int64_t rounds = 0, empty_rounds = 0, unions = 0;
-  int64_t non_finite = 0;         // groups' elements that were infinite or NaN when packed, summed over ranks
-  int64_t saturated = 0;          // finite elements that the wire dtype turned infinite, summed over ranks
-  int64_t partly_absent = 0;      // members present on some ranks only
+  int64_t non_finite =
+      0;  // groups' elements that were infinite or NaN when packed, summed over ranks
+  int64_t saturated = 0;  // finite elements that the wire dtype turned infinite, summed over ranks
+  int64_t partly_absent = 0;  // members present on some ranks only
   int64_t abandoned = 0;
-  double wait_s = 0;              // sum over batches: last local submit to last result
+  double wait_s = 0;  // sum over batches: last local submit to last result
   double last_wait_s = 0;
-  double communication_s = 0;     // data loop busy with groups
+  double communication_s = 0;  // data loop busy with groups
   int64_t fusion_buffer_nbytes = 0;
 };
 
@@ -45,26 +48,32 @@ class Engine {
   const comm::Topology& topology() const;
   comm::World& world();
 
-  // Starts the next batch of a domain; any thread, does not wait. `spec` must be complete(). Then Submit each position once, from any
-  // thread, or Abandon. Batches of one domain run in the order of Open. Throws kInvalidArgument for a wrong spec or unknown process set
-  // or one that this rank is no member of, and the engine's first cause when it has failed.
+  // Starts the next batch of a domain; any thread, does not wait. `spec` must be complete(). Then
+  // Submit each position once, from any thread, or Abandon. Batches of one domain run in the order
+  // of Open. Throws kInvalidArgument for a wrong spec or unknown process set or one that this rank
+  // is no member of, and the engine's first cause when it has failed.
   BatchPtr Open(const DomainSpecPtr& spec);
-  // Does not wait and does not throw for failures of the engine: those reach `done`. kInvalidArgument when the position was submitted already.
+  // Does not wait and does not throw for failures of the engine: those reach `done`.
+  // kInvalidArgument when the position was submitted already.
   void Submit(const BatchPtr& batch, int position, Submission submission);
-  // No more submits will come for this batch: its groups that have not run fail here and on the peers (kAbandoned with this rank and reason).
+  // No more submits will come for this batch: its groups that have not run fail here and on the
+  // peers (kAbandoned with this rank and reason).
   void Abandon(const BatchPtr& batch, const std::string& reason);
 
   // Open, submit all, wait; results in order. Throws the first error.
   std::vector<Result> RunBlocking(const DomainSpecPtr& spec, std::vector<Submission> submissions);
 
-  // Collective over the world: ranks ascending. Returns the set's id (> 0), the same everywhere; waits.
+  // Collective over the world: ranks ascending. Returns the set's id (> 0), the same everywhere;
+  // waits.
   int AddProcessSet(const std::vector<int>& ranks);
   const std::vector<int>& ProcessSetRanks(int id) const;  // throws kInvalidArgument
 
-  // Waits until all ranks have joined; returns the last rank to join. Meanwhile reductions of the others get zeros from here.
+  // Waits until all ranks have joined; returns the last rank to join. Meanwhile reductions of the
+  // others get zeros from here.
   int Join();
 
-  // Waits until all ranks shut down; work pending on others fails there with kAbandoned, this rank and `reason`.
+  // Waits until all ranks shut down; work pending on others fails there with kAbandoned, this rank
+  // and `reason`.
   void Shutdown(const std::string& reason);
   // Ends the engine of every rank: `cause` reaches all through the side channel.
   void Abort(const Status& cause);
@@ -80,13 +89,16 @@ class Engine {
   const int pid_;
 };
 
-// --- The process's engine --------------------------------------------------------------------------------------------------
-// What the bindings and the TensorFlow ops share. A forked child has none: kNotInitialized with the reason.
+// --- The process's engine
+// --------------------------------------------------------------------------------------------------
+// What the bindings and the TensorFlow ops share. A forked child has none: kNotInitialized with the
+// reason.
 void SetGlobal(std::shared_ptr<Engine> engine);
-std::shared_ptr<Engine> Global();            // throws kNotInitialized
+std::shared_ptr<Engine> Global();  // throws kNotInitialized
 std::shared_ptr<Engine> GlobalOrNull();
 
-// Specs by domain name, written when a graph is traced and read when it runs. Thread-safe; a later one replaces an earlier one.
+// Specs by domain name, written when a graph is traced and read when it runs. Thread-safe; a later
+// one replaces an earlier one.
 void RegisterSpec(DomainSpecPtr spec);
 DomainSpecPtr FindSpec(const std::string& name);  // null when unknown
 

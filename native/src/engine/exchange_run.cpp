@@ -28,8 +28,8 @@ void* Output(const EntrySpec& entry, Submission& submission, const Shape& shape)
     int64_t count = 1;
     for (int64_t d : shape) count *= d;
     if (!output && count > 0)
-      throw Error(Kind::kInternal, "no memory for the result of " + std::string(OpName(entry.op)) + " of '" +
-                                       entry.label + "'");
+      throw Error(Kind::kInternal, "no memory for the result of " + std::string(OpName(entry.op)) +
+                                       " of '" + entry.label + "'");
     return output;
   }
   return submission.output;
@@ -97,7 +97,8 @@ class AllGatherExchange final : public Exchange {
     if (!counts_) {
       mine_ = entry_.shape[0];
       rows_.resize(comm_.size());
-      counts_ = comm_.AllGatherV(&mine_, rows_.data(), std::vector<int64_t>(comm_.size(), sizeof(int64_t)));
+      counts_ = comm_.AllGatherV(&mine_, rows_.data(),
+                                 std::vector<int64_t>(comm_.size(), sizeof(int64_t)));
     }
     if (!data_) {
       if (!Done(counts_)) return false;
@@ -108,7 +109,8 @@ class AllGatherExchange final : public Exchange {
         result.shape[0] += rows;
         nbytes.push_back(rows * RowBytes(entry_));
       }
-      data_ = comm_.AllGatherV(submission_.input, Output(entry_, submission_, result.shape), std::move(nbytes));
+      data_ = comm_.AllGatherV(submission_.input, Output(entry_, submission_, result.shape),
+                               std::move(nbytes));
     }
     return Done(data_);
   }
@@ -141,8 +143,8 @@ class AllToAllExchange final : public Exchange {
         recv.push_back(result.received_splits[r] * RowBytes(entry_));
         result.shape[0] += result.received_splits[r];
       }
-      data_ = comm_.AllToAllV(submission_.input, std::move(send), Output(entry_, submission_, result.shape),
-                              std::move(recv));
+      data_ = comm_.AllToAllV(submission_.input, std::move(send),
+                              Output(entry_, submission_, result.shape), std::move(recv));
     }
     return Done(data_);
   }
@@ -152,7 +154,8 @@ class AllToAllExchange final : public Exchange {
   comm::WorkPtr counts_, data_;
 };
 
-// Each rank's rows are a section of their own, so that the parts start at aligned offsets. The first ranks get the larger parts.
+// Each rank's rows are a section of their own, so that the parts start at aligned offsets. The
+// first ranks get the larger parts.
 class ReduceScatterExchange final : public Exchange {
  public:
   using Exchange::Exchange;
@@ -165,7 +168,8 @@ class ReduceScatterExchange final : public Exchange {
     const int64_t count = rows_[comm_.rank()] * RowBytes(entry_) / DTypeSize(entry_.dtype);
     const void* mine = base_ + parts_[comm_.rank()].begin;
     if (integer_average_) {
-      reduce::UnpackIntegerAverage(output, entry_.dtype, static_cast<const int64_t*>(mine), count, comm_.size());
+      reduce::UnpackIntegerAverage(output, entry_.dtype, static_cast<const int64_t*>(mine), count,
+                                   comm_.size());
     } else {
       double scale = entry_.postscale;
       if (entry_.reduce_op == reduce::ReduceOp::kAverage)
@@ -182,7 +186,9 @@ class ReduceScatterExchange final : public Exchange {
     const bool average = entry_.reduce_op == ReduceOp::kAverage;
     integer_average_ = average && IsInteger(entry_.dtype);
     const DType wire = integer_average_ ? DType::kInt64 : entry_.dtype;
-    const ReduceOp op = !average ? entry_.reduce_op : IsHalf(wire) ? ReduceOp::kAverage : ReduceOp::kSum;
+    const ReduceOp op = !average       ? entry_.reduce_op
+                        : IsHalf(wire) ? ReduceOp::kAverage
+                                       : ReduceOp::kSum;
     const int64_t row_elements = RowBytes(entry_) / DTypeSize(entry_.dtype);
     std::vector<reduce::Section> sections;
     int64_t offset = 0;
@@ -198,10 +204,12 @@ class ReduceScatterExchange final : public Exchange {
     base_ = static_cast<char*>(segment.data());
     const char* input = static_cast<const char*>(submission_.input);
     for (const reduce::Section& section : sections) {
-      reduce::Convert(base_ + section.offset, wire, input, entry_.dtype, section.count, entry_.prescale, nullptr);
+      reduce::Convert(base_ + section.offset, wire, input, entry_.dtype, section.count,
+                      entry_.prescale, nullptr);
       input += section.count * DTypeSize(entry_.dtype);
     }
-    work_ = comm_.ReduceScatter(segment, 0, std::make_shared<const reduce::Layout>(std::move(sections)), parts_);
+    work_ = comm_.ReduceScatter(
+        segment, 0, std::make_shared<const reduce::Layout>(std::move(sections)), parts_);
   }
 
   bool integer_average_ = false;
@@ -211,14 +219,21 @@ class ReduceScatterExchange final : public Exchange {
   comm::WorkPtr work_;
 };
 
-std::unique_ptr<Exchange> StartExchange(const EntrySpec& entry, Submission& submission, SetData* set) {
+std::unique_ptr<Exchange> StartExchange(const EntrySpec& entry, Submission& submission,
+                                        SetData* set) {
   switch (entry.op) {
-    case Op::kBarrier: return std::make_unique<BarrierExchange>(entry, submission, set);
-    case Op::kBroadcast: return std::make_unique<BroadcastExchange>(entry, submission, set);
-    case Op::kAllGather: return std::make_unique<AllGatherExchange>(entry, submission, set);
-    case Op::kAllToAll: return std::make_unique<AllToAllExchange>(entry, submission, set);
-    case Op::kReduceScatter: return std::make_unique<ReduceScatterExchange>(entry, submission, set);
-    case Op::kAllReduce: break;
+    case Op::kBarrier:
+      return std::make_unique<BarrierExchange>(entry, submission, set);
+    case Op::kBroadcast:
+      return std::make_unique<BroadcastExchange>(entry, submission, set);
+    case Op::kAllGather:
+      return std::make_unique<AllGatherExchange>(entry, submission, set);
+    case Op::kAllToAll:
+      return std::make_unique<AllToAllExchange>(entry, submission, set);
+    case Op::kReduceScatter:
+      return std::make_unique<ReduceScatterExchange>(entry, submission, set);
+    case Op::kAllReduce:
+      break;
   }
   throw Error(Kind::kInternal, "an allreduce in a group of exchanges");  // PlanOf refuses it
 }
@@ -231,7 +246,8 @@ class ExchangeRun final : public GroupRun {
     const GroupPlan& group = item_.batch->plan().groups[item_.group];
     for (int i = group.first; i < group.last; ++i) {
       entries_.push_back(&item_.spec->entries[i]);
-      if (entries_.back()->op != Op::kBarrier) nbytes += entries_.back()->count() * DTypeSize(entries_.back()->dtype);
+      if (entries_.back()->op != Op::kBarrier)
+        nbytes += entries_.back()->count() * DTypeSize(entries_.back()->dtype);
     }
   }
 
@@ -270,7 +286,8 @@ std::unique_ptr<GroupRun> StartExchangeRun(RunItem item, SetData* set, MetricsSt
 }
 
 std::unique_ptr<GroupRun> StartGroup(RunItem item, SetData* set, MetricsStore* metrics) {
-  if (PlanOf(*item.spec)->groups[item.group].reduces) return StartReduceRun(std::move(item), set, metrics);
+  if (PlanOf(*item.spec)->groups[item.group].reduces)
+    return StartReduceRun(std::move(item), set, metrics);
   return StartExchangeRun(std::move(item), set, metrics);
 }
 

@@ -10,7 +10,8 @@ namespace gradred::engine {
 
 class FusionBuffer {
  public:
-  // At least nbytes. Grows in the order of the groups that run, which is the same on all ranks, as Communicator::Alloc asks.
+  // At least nbytes. Grows in the order of the groups that run, which is the same on all ranks, as
+  // Communicator::Alloc asks.
   comm::Segment& Reserve(comm::Communicator& communicator, int64_t nbytes) {
     constexpr int64_t kPage = 4096;
     if (!segment_ || segment_->nbytes() < nbytes) {

@@ -39,7 +39,8 @@ std::shared_ptr<Engine> GlobalOrNull() {
 std::shared_ptr<Engine> Global() {
   if (TheState().pid != 0 && TheState().pid != getpid())
     throw Error(Kind::kNotInitialized,
-                "this process was forked from one that uses gradred; the engine stays with the parent (pid " +
+                "this process was forked from one that uses gradred; the engine stays with the "
+                "parent (pid " +
                     std::to_string(TheState().pid) + ")");
   std::shared_ptr<Engine> engine = GlobalOrNull();
   if (!engine) throw Error(Kind::kNotInitialized, "call gradred.init() first");

@@ -14,8 +14,8 @@ namespace gradred::engine {
 // What the agreed order says to run next in a process set.
 struct RunItem {
   int set_id = 0;
-  BatchPtr batch;           // null: this rank has joined and supplies zeros
-  DomainSpecPtr spec;       // of the batch, or from the declaration of another rank
+  BatchPtr batch;      // null: this rank has joined and supplies zeros
+  DomainSpecPtr spec;  // of the batch, or from the declaration of another rank
   int group = 0;
   bool someone_joined = false;
 };
@@ -31,16 +31,20 @@ struct SetData {
 class GroupRun {
  public:
   virtual ~GroupRun() = default;
-  // True once finished: the batch's members have been completed. Throws for errors that end the engine.
+  // True once finished: the batch's members have been completed. Throws for errors that end the
+  // engine.
   virtual bool Poll() = 0;
   Nanos started = Now();
   int64_t nbytes = 0;
 };
 
-// A group of allreduces: pack, reduce in place, unpack. Any other group: its entries one after the other.
+// A group of allreduces: pack, reduce in place, unpack. Any other group: its entries one after the
+// other.
 std::unique_ptr<GroupRun> StartGroup(RunItem item, SetData* set, MetricsStore* metrics);
 
-std::unique_ptr<GroupRun> StartReduceRun(RunItem item, SetData* set, MetricsStore* metrics);    // reduce_run.cpp
-std::unique_ptr<GroupRun> StartExchangeRun(RunItem item, SetData* set, MetricsStore* metrics);  // exchange_run.cpp
+std::unique_ptr<GroupRun> StartReduceRun(RunItem item, SetData* set,
+                                         MetricsStore* metrics);  // reduce_run.cpp
+std::unique_ptr<GroupRun> StartExchangeRun(RunItem item, SetData* set,
+                                           MetricsStore* metrics);  // exchange_run.cpp
 
 }  // namespace gradred::engine

@@ -11,21 +11,25 @@ namespace {
 using reduce::ReduceOp;
 
 [[noreturn]] void Refuse(const DomainSpec& spec, const EntrySpec& entry, const std::string& why) {
-  throw Error(Kind::kInvalidArgument, std::string(OpName(entry.op)) + " of '" + entry.label + "' (" +
-                                          DTypeName(entry.dtype) + ", in '" + spec.name + "'): " + why);
+  throw Error(Kind::kInvalidArgument, std::string(OpName(entry.op)) + " of '" + entry.label +
+                                          "' (" + DTypeName(entry.dtype) + ", in '" + spec.name +
+                                          "'): " + why);
 }
 
 void CheckEntry(const DomainSpec& spec, const EntrySpec& entry) {
   const bool reduces = entry.op == Op::kAllReduce || entry.op == Op::kReduceScatter;
   if (reduces && entry.reduce_op == ReduceOp::kAverage && entry.dtype == DType::kBool)
     Refuse(spec, entry, "bool has no average; use sum (or), min (and) or max (or)");
-  if (reduces && entry.reduce_op == ReduceOp::kBitAnd) Refuse(spec, entry, "bit-and is not for tensors");
-  const bool narrow = (entry.dtype == DType::kFloat32 || entry.dtype == DType::kFloat64) &&
-                      IsFloating(entry.wire);
+  if (reduces && entry.reduce_op == ReduceOp::kBitAnd)
+    Refuse(spec, entry, "bit-and is not for tensors");
+  const bool narrow =
+      (entry.dtype == DType::kFloat32 || entry.dtype == DType::kFloat64) && IsFloating(entry.wire);
   if (entry.wire != entry.dtype && !(entry.op == Op::kAllReduce && narrow))
-    Refuse(spec, entry, std::string("cannot travel as ") + DTypeName(entry.wire) +
-                            "; float32 and float64 may be reduced as float16 or bfloat16");
-  if (reduces && entry.reduce_op == ReduceOp::kAverage && entry.dtype == DType::kInt64 && entry.prescale != 1.0)
+    Refuse(spec, entry,
+           std::string("cannot travel as ") + DTypeName(entry.wire) +
+               "; float32 and float64 may be reduced as float16 or bfloat16");
+  if (reduces && entry.reduce_op == ReduceOp::kAverage && entry.dtype == DType::kInt64 &&
+      entry.prescale != 1.0)
     Refuse(spec, entry, "an average of int64 takes no prescale");
   if (!reduces && (entry.prescale != 1.0 || entry.postscale != 1.0))
     Refuse(spec, entry, "prescale and postscale are for reductions");
@@ -45,7 +49,9 @@ reduce::Section PlanMember(const EntrySpec& entry, int64_t offset, MemberPlan* m
     return {offset, wide ? 2 * member->count : member->count, DType::kInt64, ReduceOp::kSum};
   }
   member->wire = entry.wire;
-  const ReduceOp op = !average ? entry.reduce_op : IsHalf(entry.wire) ? ReduceOp::kAverage : ReduceOp::kSum;
+  const ReduceOp op = !average             ? entry.reduce_op
+                      : IsHalf(entry.wire) ? ReduceOp::kAverage
+                                           : ReduceOp::kSum;
   return {offset, member->count, entry.wire, op};
 }
 
@@ -91,9 +97,10 @@ std::shared_ptr<const Plan> MakePlan(const DomainSpec& spec) {
   int first = 0;
   for (int end : declaration->group_ends) {
     if (end <= first || end > n)
-      throw Error(Kind::kInvalidArgument, "the groups of '" + spec.name + "' end at " +
-                                              std::to_string(end) + " after " + std::to_string(first) +
-                                              "; expected ascending ends up to " + std::to_string(n));
+      throw Error(Kind::kInvalidArgument,
+                  "the groups of '" + spec.name + "' end at " + std::to_string(end) + " after " +
+                      std::to_string(first) + "; expected ascending ends up to " +
+                      std::to_string(n));
     plan->group_of.resize(end, static_cast<int>(plan->groups.size()));
     plan->groups.push_back(PlanGroup(spec, first, end));
     first = end;

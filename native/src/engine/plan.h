@@ -1,5 +1,5 @@
-// What the engine makes of a spec: the declaration that ranks agree on, and the layout of each group's part of the fusion
-// buffer.
+// What the engine makes of a spec: the declaration that ranks agree on, and the layout of each
+// group's part of the fusion buffer.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,9 @@ namespace gradred::engine {
 // How one tensor lies in the fusion buffer.
 struct MemberPlan {
   enum class Form : uint8_t {
-    kPlain,            // wire elements, scaled by prescale
-    kIntegerAverage,   // int64 sums, divided when unpacked
-    kInt64Average,     // quotients and remainders, 2 * count int64
+    kPlain,           // wire elements, scaled by prescale
+    kIntegerAverage,  // int64 sums, divided when unpacked
+    kInt64Average,    // quotients and remainders, 2 * count int64
   };
   Form form = Form::kPlain;
   DType wire = DType::kFloat32;
@@ -25,12 +25,13 @@ struct MemberPlan {
   int64_t count = 0;   // elements of the tensor
 };
 
-// Behind the tensors of a group rides one int64 for each member (1 from each rank that brought a tensor) and two more: the
-// non-finite and the saturated elements that the ranks met when packing. So every rank knows both without a message more.
+// Behind the tensors of a group rides one int64 for each member (1 from each rank that brought a
+// tensor) and two more: the non-finite and the saturated elements that the ranks met when packing.
+// So every rank knows both without a message more.
 struct GroupPlan {
-  int first = 0, last = 0;             // entries [first, last)
-  bool reduces = true;                 // all allreduce; else the entries run one after the other
-  std::vector<MemberPlan> members;     // [last - first], of a group that reduces
+  int first = 0, last = 0;          // entries [first, last)
+  bool reduces = true;              // all allreduce; else the entries run one after the other
+  std::vector<MemberPlan> members;  // [last - first], of a group that reduces
   comm::LayoutPtr layout;
   int64_t trailer_offset = 0;
 };
@@ -42,7 +43,8 @@ struct Plan {
   int64_t nbytes = 0;         // of the tensors
 };
 
-// The plan of `spec`, made on first use; any thread. Throws kInvalidArgument naming domain and entry for what cannot be.
+// The plan of `spec`, made on first use; any thread. Throws kInvalidArgument naming domain and
+// entry for what cannot be.
 std::shared_ptr<const Plan> PlanOf(const DomainSpec& spec);
 
 // Spec to bytes and back: what a joined rank needs to supply zeros.

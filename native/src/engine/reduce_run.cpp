@@ -13,7 +13,8 @@ using reduce::ConvertCounts;
 using reduce::ReduceOp;
 using Form = MemberPlan::Form;
 
-// What a rank without a tensor contributes: zero, or for min, max and product the value that changes nothing.
+// What a rank without a tensor contributes: zero, or for min, max and product the value that
+// changes nothing.
 template <class T>
 void FillWith(void* data, int64_t count, T value) {
   T* at = static_cast<T*>(data);
@@ -22,7 +23,9 @@ void FillWith(void* data, int64_t count, T value) {
 
 template <class T>
 void FillLimits(void* data, int64_t count, ReduceOp op) {
-  FillWith<T>(data, count, op == ReduceOp::kMin ? std::numeric_limits<T>::max() : std::numeric_limits<T>::lowest());
+  FillWith<T>(
+      data, count,
+      op == ReduceOp::kMin ? std::numeric_limits<T>::max() : std::numeric_limits<T>::lowest());
 }
 
 void FillNeutral(void* data, DType dtype, int64_t count, ReduceOp op) {
@@ -30,29 +33,49 @@ void FillNeutral(void* data, DType dtype, int64_t count, ReduceOp op) {
     switch (dtype) {
       case DType::kBool:
       case DType::kUint8:
-      case DType::kInt8: return FillWith<uint8_t>(data, count, 1);
-      case DType::kInt16: return FillWith<int16_t>(data, count, 1);
-      case DType::kInt32: return FillWith<int32_t>(data, count, 1);
-      case DType::kInt64: return FillWith<int64_t>(data, count, 1);
-      case DType::kFloat16: return FillWith<uint16_t>(data, count, 0x3c00);
-      case DType::kBfloat16: return FillWith<uint16_t>(data, count, 0x3f80);
-      case DType::kFloat32: return FillWith<float>(data, count, 1);
-      case DType::kFloat64: return FillWith<double>(data, count, 1);
+      case DType::kInt8:
+        return FillWith<uint8_t>(data, count, 1);
+      case DType::kInt16:
+        return FillWith<int16_t>(data, count, 1);
+      case DType::kInt32:
+        return FillWith<int32_t>(data, count, 1);
+      case DType::kInt64:
+        return FillWith<int64_t>(data, count, 1);
+      case DType::kFloat16:
+        return FillWith<uint16_t>(data, count, 0x3c00);
+      case DType::kBfloat16:
+        return FillWith<uint16_t>(data, count, 0x3f80);
+      case DType::kFloat32:
+        return FillWith<float>(data, count, 1);
+      case DType::kFloat64:
+        return FillWith<double>(data, count, 1);
     }
   }
   if (op == ReduceOp::kMin || op == ReduceOp::kMax) {
     const bool min = op == ReduceOp::kMin;
     switch (dtype) {
-      case DType::kBool: return FillWith<uint8_t>(data, count, min ? 1 : 0);
-      case DType::kUint8: return FillLimits<uint8_t>(data, count, op);
-      case DType::kInt8: return FillLimits<int8_t>(data, count, op);
-      case DType::kInt16: return FillLimits<int16_t>(data, count, op);
-      case DType::kInt32: return FillLimits<int32_t>(data, count, op);
-      case DType::kInt64: return FillLimits<int64_t>(data, count, op);
-      case DType::kFloat16: return FillWith<uint16_t>(data, count, min ? 0x7c00 : 0xfc00);
-      case DType::kBfloat16: return FillWith<uint16_t>(data, count, min ? 0x7f80 : 0xff80);
-      case DType::kFloat32: return FillWith<float>(data, count, (min ? 1 : -1) * std::numeric_limits<float>::infinity());
-      case DType::kFloat64: return FillWith<double>(data, count, (min ? 1 : -1) * std::numeric_limits<double>::infinity());
+      case DType::kBool:
+        return FillWith<uint8_t>(data, count, min ? 1 : 0);
+      case DType::kUint8:
+        return FillLimits<uint8_t>(data, count, op);
+      case DType::kInt8:
+        return FillLimits<int8_t>(data, count, op);
+      case DType::kInt16:
+        return FillLimits<int16_t>(data, count, op);
+      case DType::kInt32:
+        return FillLimits<int32_t>(data, count, op);
+      case DType::kInt64:
+        return FillLimits<int64_t>(data, count, op);
+      case DType::kFloat16:
+        return FillWith<uint16_t>(data, count, min ? 0x7c00 : 0xfc00);
+      case DType::kBfloat16:
+        return FillWith<uint16_t>(data, count, min ? 0x7f80 : 0xff80);
+      case DType::kFloat32:
+        return FillWith<float>(data, count,
+                               (min ? 1 : -1) * std::numeric_limits<float>::infinity());
+      case DType::kFloat64:
+        return FillWith<double>(data, count,
+                                (min ? 1 : -1) * std::numeric_limits<double>::infinity());
     }
   }
   std::memset(data, 0, count * DTypeSize(dtype));
@@ -104,8 +127,8 @@ class ReduceRun final : public GroupRun {
       FillNeutral(at, member.wire, wire_count,
                   member.form == Form::kPlain ? entry.reduce_op : ReduceOp::kSum);
     } else if (member.form == Form::kInt64Average) {
-      reduce::PackInt64Average(static_cast<int64_t*>(at), static_cast<const int64_t*>(input), member.count,
-                               set_->communicator->size());
+      reduce::PackInt64Average(static_cast<int64_t*>(at), static_cast<const int64_t*>(input),
+                               member.count, set_->communicator->size());
     } else {
       reduce::Convert(at, member.wire, input, entry.dtype, member.count, entry.prescale, counts);
     }
@@ -143,10 +166,11 @@ class ReduceRun final : public GroupRun {
     const void* at = base_ + member.offset;
     const int size = set_->communicator->size();
     if (member.form == Form::kInt64Average) {
-      reduce::UnpackInt64Average(static_cast<int64_t*>(output), static_cast<const int64_t*>(at), member.count,
-                                 size);
+      reduce::UnpackInt64Average(static_cast<int64_t*>(output), static_cast<const int64_t*>(at),
+                                 member.count, size);
     } else if (member.form == Form::kIntegerAverage) {
-      reduce::UnpackIntegerAverage(output, entry.dtype, static_cast<const int64_t*>(at), member.count, size);
+      reduce::UnpackIntegerAverage(output, entry.dtype, static_cast<const int64_t*>(at),
+                                   member.count, size);
     } else {
       double scale = entry.postscale;
       if (entry.reduce_op == ReduceOp::kAverage)
@@ -155,7 +179,8 @@ class ReduceRun final : public GroupRun {
       return;
     }
     if (entry.postscale != 1.0)
-      reduce::Convert(output, entry.dtype, output, entry.dtype, member.count, entry.postscale, nullptr);
+      reduce::Convert(output, entry.dtype, output, entry.dtype, member.count, entry.postscale,
+                      nullptr);
   }
 
   RunItem item_;

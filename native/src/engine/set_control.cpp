@@ -8,7 +8,8 @@ namespace gradred::engine {
 
 namespace {
 
-core::NegotiatorOptions OptionsFor(const std::vector<int>& members, comm::World& world, bool timer) {
+core::NegotiatorOptions OptionsFor(const std::vector<int>& members, comm::World& world,
+                                   bool timer) {
   core::NegotiatorOptions options;
   const auto me = std::lower_bound(members.begin(), members.end(), world.topology().rank);
   options.rank = static_cast<int>(me - members.begin());
@@ -19,9 +20,12 @@ core::NegotiatorOptions OptionsFor(const std::vector<int>& members, comm::World&
   return options;
 }
 
+const Status kShutDown(Kind::kAbandoned, "this rank has shut down");
+
 }  // namespace
 
-SetControl::SetControl(int id, std::vector<int> members, comm::World& world, bool timer, DataLoop* data)
+SetControl::SetControl(int id, std::vector<int> members, comm::World& world, bool timer,
+                       DataLoop* data)
     : id_(id),
       members_(std::move(members)),
       data_(data),
@@ -29,11 +33,31 @@ SetControl::SetControl(int id, std::vector<int> members, comm::World& world, boo
       negotiator_(OptionsFor(members_, world, timer)) {}
 
 void SetControl::Open(const BatchPtr& batch) {
+  if (shutdown_asked_) return batch->FailRest(kShutDown);
+  if (joined_) {
+    after_join_.emplace_back(batch, std::nullopt);
+    return;
+  }
+  OpenNow(batch, std::nullopt);
+  Drain();
+}
+
+void SetControl::OpenHeld() {
+  const auto held = std::move(after_join_);
+  after_join_.clear();
+  for (const auto& [batch, abandoned] : held) OpenNow(batch, abandoned);
+}
+
+void SetControl::FailHeld(const Status& status) {
+  for (const auto& held : after_join_) held.first->FailRest(status);
+  after_join_.clear();
+}
+
+void SetControl::OpenNow(const BatchPtr& batch, std::optional<std::string> abandoned) {
   Queue& queue = queues_[batch->spec().name];
   queue.batches.push_back(batch);
-  queue.abandoned.emplace_back();
+  queue.abandoned.push_back(std::move(abandoned));
   if (queue.batches.size() == 1) BeginFirst(&queue);
-  Drain();
 }
 
 void SetControl::BeginFirst(Queue* queue) {
@@ -45,7 +69,8 @@ void SetControl::BeginFirst(Queue* queue) {
   Enqueue(core::Begin{batch->plan().declaration});
   for (int g = 0; g < groups; ++g)
     if (batch->IsReady(g)) ReportReady(queue, g);
-  if (queue->abandoned.front()) Enqueue(core::Abandon{batch->spec().name, *queue->abandoned.front()}, batch);
+  if (queue->abandoned.front())
+    Enqueue(core::Abandon{batch->spec().name, *queue->abandoned.front()}, batch);
 }
 
 void SetControl::ReportReady(Queue* queue, int group) {
@@ -61,12 +86,15 @@ bool SetControl::IsStarted(const BatchPtr& batch) const {
 
 void SetControl::GroupReady(const BatchPtr& batch, int group) {
   // Of a batch that waits behind another, BeginFirst finds the ready groups itself.
-  if (!IsStarted(batch)) return;
+  if (shutdown_asked_ || !IsStarted(batch)) return;
   ReportReady(&queues_.at(batch->spec().name), group);
   Drain();
 }
 
 void SetControl::Abandon(const BatchPtr& batch, const std::string& reason) {
+  if (shutdown_asked_) return;  // the shutdown fails it
+  for (auto& held : after_join_)
+    if (held.first == batch) held.second = reason;
   const auto at = queues_.find(batch->spec().name);
   if (at == queues_.end()) return;  // ended already
   Queue& queue = at->second;
@@ -81,13 +109,19 @@ void SetControl::Abandon(const BatchPtr& batch, const std::string& reason) {
 
 void SetControl::Join(std::function<void(int)> done) {
   joined_ = std::move(done);
-  Enqueue(core::Join{});
   Drain();
 }
 
 void SetControl::Shutdown(const std::string& reason) {
+  shutdown_asked_ = true;
+  FailHeld(kShutDown);
   Enqueue(core::Shutdown{reason});
   Drain();
+}
+
+Status SetControl::Named(const Status& status) const {
+  if (id_ == 0) return status;
+  return {status.kind(), status.message() + " (process set " + std::to_string(id_) + ")"};
 }
 
 void SetControl::EndFirst(const std::string& domain) {
@@ -96,8 +130,14 @@ void SetControl::EndFirst(const std::string& domain) {
   queue.batches.pop_front();
   queue.abandoned.pop_front();
   queue.begun = false;
-  if (queue.batches.empty()) queues_.erase(at);
-  else BeginFirst(&queue);
+  if (shutdown_asked_) {  // nothing begins any more
+    for (const BatchPtr& batch : queue.batches) batch->FailRest(kShutDown);
+    queue.batches.clear();
+  }
+  if (queue.batches.empty())
+    queues_.erase(at);
+  else
+    BeginFirst(&queue);
 }
 
 void SetControl::Drain() {
@@ -110,16 +150,23 @@ void SetControl::Drain() {
     negotiator_.Step(next.event, Now(), &actions);
     for (const core::Action& action : actions) Perform(action);
   }
+  if (joined_ && !join_started_ && queues_.empty() && !shutdown_asked_) {
+    join_started_ = true;
+    Enqueue(core::Join{});
+    Drain();
+  }
 }
 
 void SetControl::Perform(const core::Action& action) {
   if (const auto* start = std::get_if<core::StartRound>(&action)) {
     word_count_ = start->words.size();
     const int64_t nbytes = static_cast<int64_t>(word_count_ * sizeof(uint64_t));
-    if (!words_ || words_->nbytes() < reduce::AlignUp(nbytes)) words_ = control_->Alloc(2 * reduce::AlignUp(nbytes));
+    if (!words_ || words_->nbytes() < reduce::AlignUp(nbytes))
+      words_ = control_->Alloc(2 * reduce::AlignUp(nbytes));
     std::memcpy(words_->data(), start->words.data(), nbytes);
     const reduce::Section section{0, nbytes, DType::kUint8, reduce::ReduceOp::kBitAnd};
-    round_ = control_->AllReduce(*words_, 0, std::make_shared<const reduce::Layout>(std::vector{section}));
+    round_ = control_->AllReduce(*words_, 0,
+                                 std::make_shared<const reduce::Layout>(std::vector{section}));
   } else if (const auto* start = std::get_if<core::StartUnion>(&action)) {
     blob_ = start->blob;
     union_ = control_->Union(&blob_, &core::Negotiator::Merge);
@@ -142,11 +189,14 @@ void SetControl::Perform(const core::Action& action) {
   } else if (const auto* fail = std::get_if<core::Fail>(&action)) {
     const auto at = queues_.find(fail->domain);
     if (at == queues_.end()) return;
-    at->second.batches.front()->FailRest(fail->status);
+    at->second.batches.front()->FailRest(Named(fail->status));
     EndFirst(fail->domain);
   } else if (const auto* joined = std::get_if<core::AllJoined>(&action)) {
-    if (joined_) joined_(members_[joined->last_rank]);
+    const auto done = std::move(joined_);
     joined_ = nullptr;
+    join_started_ = false;
+    OpenHeld();
+    done(members_[joined->last_rank]);
   } else if (std::get_if<core::AllShutDown>(&action)) {
     shut_down_ = true;
   }
@@ -181,6 +231,7 @@ void SetControl::FailAll(const Status& cause) {
   for (auto& [domain, queue] : queues_)
     for (const BatchPtr& batch : queue.batches) batch->FailRest(cause);
   queues_.clear();
+  FailHeld(cause);
   // Unfinished operations may still use their memory: it is never freed.
   (void)words_.release();
   (void)round_.release();
@@ -193,7 +244,8 @@ std::vector<SetControl::Waiting> SetControl::WaitingGroups() const {
   for (const auto& [domain, queue] : queues_) {
     int oldest = -1;
     for (size_t g = 0; g < queue.ready_since.size(); ++g)
-      if (queue.ready_since[g] > 0 && (oldest < 0 || queue.ready_since[g] < queue.ready_since[oldest]))
+      if (queue.ready_since[g] > 0 &&
+          (oldest < 0 || queue.ready_since[g] < queue.ready_since[oldest]))
         oldest = static_cast<int>(g);
     if (oldest < 0) continue;
     Waiting waiting{domain, oldest, queue.ready_since[oldest], ""};
@@ -208,7 +260,8 @@ std::vector<SetControl::Waiting> SetControl::WaitingGroups() const {
     }
     all.push_back(std::move(waiting));
   }
-  std::sort(all.begin(), all.end(), [](const Waiting& a, const Waiting& b) { return a.since < b.since; });
+  std::sort(all.begin(), all.end(),
+            [](const Waiting& a, const Waiting& b) { return a.since < b.since; });
   return all;
 }
 

@@ -1,4 +1,5 @@
-// The control side of one process set: feeds its negotiator and performs what it asks. Belongs to the control thread.
+// The control side of one process set: feeds its negotiator and performs what it asks. Belongs to
+// the control thread.
 #pragma once
 
 #include <deque>
@@ -26,13 +27,15 @@ class SetControl {
   void Join(std::function<void(int last_rank)> done);
   void Shutdown(const std::string& reason);
 
-  // Polls the round or union in progress and the timer. True if something happened. Throws what ends the engine.
+  // Polls the round or union in progress and the timer. True if something happened. Throws what
+  // ends the engine.
   bool Poll(Nanos now);
   Nanos NextWake() const { return negotiator_.NextWake(); }
   bool shut_down() const { return shut_down_; }
   void FailAll(const Status& cause);
 
-  // For stall reports. Groups that are complete here and have waited since `since` or longer, the oldest of each domain.
+  // For stall reports. Groups that are complete here and have waited since `since` or longer, the
+  // oldest of each domain.
   struct Waiting {
     std::string domain;
     int group = 0;
@@ -40,7 +43,9 @@ class SetControl {
     std::string tensors;  // labels of the group's entries
   };
   std::vector<Waiting> WaitingGroups() const;
-  bool Lacks(const std::string& domain, int group) const { return negotiator_.Lacks(domain, group); }
+  bool Lacks(const std::string& domain, int group) const {
+    return negotiator_.Lacks(domain, group);
+  }
   const core::NegotiatorCounters& counters() const { return negotiator_.counters(); }
   const std::vector<int>& members() const { return members_; }
   int id() const { return id_; }
@@ -55,19 +60,27 @@ class SetControl {
     std::vector<Nanos> ready_since;  // by group; 0: not reported ready, -1: has run
   };
 
-  // An event for the negotiator; `batch`, where given, must still be the started one of its domain when its turn comes.
+  // An event for the negotiator; `batch`, where given, must still be the started one of its domain
+  // when its turn comes.
   struct Pending {
     core::Event event;
     BatchPtr batch;
   };
-  void Enqueue(core::Event event, BatchPtr batch = nullptr) { pending_.push_back({std::move(event), std::move(batch)}); }
-  // Feeds what is pending, performing the actions of each event before the next: an action may start or end batches.
+  void Enqueue(core::Event event, BatchPtr batch = nullptr) {
+    pending_.push_back({std::move(event), std::move(batch)});
+  }
+  // Feeds what is pending, performing the actions of each event before the next: an action may
+  // start or end batches.
   void Drain();
   bool IsStarted(const BatchPtr& batch) const;
   void Perform(const core::Action& action);
   void BeginFirst(Queue* queue);
   void ReportReady(Queue* queue, int group);
   void EndFirst(const std::string& domain);
+  void OpenNow(const BatchPtr& batch, std::optional<std::string> abandoned);
+  void OpenHeld();
+  void FailHeld(const Status& status);
+  Status Named(const Status& status) const;  // with the process set in its text
 
   const int id_;
   const std::vector<int> members_;
@@ -80,7 +93,13 @@ class SetControl {
   comm::WorkPtr round_, union_;
   std::string blob_;
   std::deque<Pending> pending_;
+  // A join starts when the batches opened before it have ended; those opened after it wait for its
+  // end.
   std::function<void(int)> joined_;
+  bool join_started_ = false;
+  std::vector<std::pair<BatchPtr, std::optional<std::string>>>
+      after_join_;  // and why given up since
+  bool shutdown_asked_ = false;
   bool shut_down_ = false;
 };
 

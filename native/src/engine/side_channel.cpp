@@ -16,7 +16,8 @@ std::string Shortened(const std::string& text) {
 
 }  // namespace
 
-// Every message starts with (what, root, lost_rank); messages to all are forwarded by whoever gets them.
+// Every message starts with (what, root, lost_rank); messages to all are forwarded by whoever gets
+// them.
 void SideChannel::Spread(const std::string& bytes, int root, int lost_rank) {
   const int n = transport_.size();
   std::vector<int> ranks;  // from the root on, in a circle

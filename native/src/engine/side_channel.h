@@ -31,7 +31,8 @@ class SideChannel {
  public:
   explicit SideChannel(comm::Transport& transport) : transport_(transport) {}
 
-  // To all ranks, along a binomial tree from here: log2(ranks) sends a rank. A rank known to be dead is left out of the tree.
+  // To all ranks, along a binomial tree from here: log2(ranks) sends a rank. A rank known to be
+  // dead is left out of the tree.
   void Announce(const AbortNotice& notice, int lost_rank);
   void Ask(const WhoLacks& question);
   void Answer(int asker, const ILack& answer);

@@ -7,12 +7,18 @@ namespace gradred::engine {
 
 const char* OpName(Op op) {
   switch (op) {
-    case Op::kAllReduce: return "allreduce";
-    case Op::kAllGather: return "allgather";
-    case Op::kBroadcast: return "broadcast";
-    case Op::kAllToAll: return "alltoall";
-    case Op::kReduceScatter: return "reducescatter";
-    case Op::kBarrier: return "barrier";
+    case Op::kAllReduce:
+      return "allreduce";
+    case Op::kAllGather:
+      return "allgather";
+    case Op::kBroadcast:
+      return "broadcast";
+    case Op::kAllToAll:
+      return "alltoall";
+    case Op::kReduceScatter:
+      return "reducescatter";
+    case Op::kBarrier:
+      return "barrier";
   }
   return "unknown";
 }
@@ -27,8 +33,10 @@ std::string EntrySpec::Signature() const {
   const bool free_rows = op == Op::kAllGather || op == Op::kAllToAll;
   for (size_t i = 0; i < shape.size(); ++i) {
     out << (i ? ", " : "");
-    if (i == 0 && free_rows) out << '*';
-    else out << shape[i];
+    if (i == 0 && free_rows)
+      out << '*';
+    else
+      out << shape[i];
   }
   out << ']';
   if (wire != dtype) out << " wire " << DTypeName(wire);

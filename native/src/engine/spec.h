@@ -23,8 +23,9 @@ struct EntrySpec {
   Op op = Op::kAllReduce;
   reduce::ReduceOp reduce_op = reduce::ReduceOp::kSum;  // kAverage for every dtype but bool
   DType dtype = DType::kFloat32;
-  DType wire = DType::kFloat32;  // of float32 and float64 tensors: float16 or bfloat16; else equal to dtype
-  Shape shape;                   // allgather, alltoall: the first dimension is no part of the signature
+  DType wire =
+      DType::kFloat32;  // of float32 and float64 tensors: float16 or bfloat16; else equal to dtype
+  Shape shape;          // allgather, alltoall: the first dimension is no part of the signature
   double prescale = 1.0, postscale = 1.0;
   int root = 0;  // broadcast: rank in the world
 
@@ -55,11 +56,13 @@ struct Result {
   std::vector<int64_t> received_splits;  // alltoall
 };
 
-// One member of a batch. `input` stays valid until `done` runs; `output` may be `input`. Where the output's shape is known only at
-// the end (allgather, alltoall, reducescatter), `allocate` is called once, on an engine thread, and returns its memory (null: out of memory).
-// `done` is called exactly once, on the engine's completion thread, without locks; it must not wait for the engine.
+// One member of a batch. `input` stays valid until `done` runs; `output` may be `input`. Where the
+// output's shape is known only at the end (allgather, alltoall, reducescatter), `allocate` is
+// called once, on an engine thread, and returns its memory (null: out of memory). `done` is called
+// exactly once, on the engine's completion thread, without locks; it must not wait for the engine.
 struct Submission {
-  bool absent = false;  // no tensor in this batch: counts as zeros, see Result::present. `output`, where not null, is filled.
+  bool absent = false;  // no tensor in this batch: counts as zeros, see Result::present. `output`,
+                        // where not null, is filled.
   const void* input = nullptr;
   void* output = nullptr;
   std::function<void*(const Shape&)> allocate;

@@ -20,9 +20,10 @@ std::string ForSeconds(Nanos t) {
 
 std::string StallWatch::Describe(const SetControl& set, const SetControl::Waiting& waiting,
                                  const Stall& stall, Nanos now) const {
-  std::string text = "rank " + std::to_string(rank_) + " has waited " + ForSeconds(now - waiting.since) + " for " +
-                     waiting.tensors + " (group " + std::to_string(waiting.group) + " of '" + waiting.domain +
-                     "', process set " + std::to_string(set.id()) + "): ";
+  std::string text = "rank " + std::to_string(rank_) + " has waited " +
+                     ForSeconds(now - waiting.since) + " for " + waiting.tensors + " (group " +
+                     std::to_string(waiting.group) + " of '" + waiting.domain + "', process set " +
+                     std::to_string(set.id()) + "): ";
   if (stall.lacking.empty()) return text + "no rank answered that it lacks them";
   text += stall.lacking.size() == 1 ? "not submitted by rank " : "not submitted by ranks ";
   bool first = true;
@@ -34,7 +35,8 @@ std::string StallWatch::Describe(const SetControl& set, const SetControl::Waitin
   return text;
 }
 
-std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now) {
+std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetControl>>& sets,
+                                        Nanos now) {
   if (warn_ == 0 && fail_ == 0) return std::nullopt;
   std::map<Key, Stall> still;
   std::optional<Status> failure;
@@ -43,7 +45,8 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
       const Key key{set->id(), waiting.domain};
       Stall& stall = still[key];
       const auto old = stalls_.find(key);
-      if (old != stalls_.end() && old->second.group == waiting.group && old->second.since == waiting.since)
+      if (old != stalls_.end() && old->second.group == waiting.group &&
+          old->second.since == waiting.since)
         stall = std::move(old->second);
       stall.group = waiting.group;
       stall.since = waiting.since;
@@ -59,12 +62,13 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
       if (fail_ > 0 && age >= fail_ - kAhead) ask(&stall.asked_fail);
       if (warn_ > 0 && age >= warn_ && !stall.warned) {
         stall.warned = true;
-        if (!stall.asked_by_peer) Log(LogLevel::kWarning, "stall: " + Describe(*set, waiting, stall, now));
+        if (!stall.asked_by_peer)
+          Log(LogLevel::kWarning, "stall: " + Describe(*set, waiting, stall, now));
         stall.asked_by_peer = false;
       }
       if (fail_ > 0 && age >= fail_ && !failure)
-        failure = Status(Kind::kTimeout, Describe(*set, waiting, stall, now) + "; the stall limit is " +
-                                             ForSeconds(fail_));
+        failure = Status(Kind::kTimeout, Describe(*set, waiting, stall, now) +
+                                             "; the stall limit is " + ForSeconds(fail_));
     }
   }
   stalls_ = std::move(still);
@@ -77,7 +81,8 @@ Nanos StallWatch::NextWake(const std::vector<std::unique_ptr<SetControl>>& sets)
   for (const auto& set : sets)
     for (const SetControl::Waiting& waiting : set->WaitingGroups())
       for (Nanos limit : {warn_ - kAhead, warn_, fail_ - kAhead, fail_})
-        if (limit > 0 && waiting.since + limit > Now()) next = std::min(next, waiting.since + limit);
+        if (limit > 0 && waiting.since + limit > Now())
+          next = std::min(next, waiting.since + limit);
   return next;
 }
 
@@ -88,8 +93,8 @@ bool StallWatch::awaits_answers() const {
   });
 }
 
-void StallWatch::OnQuestion(const WhoLacks& question, const std::vector<std::unique_ptr<SetControl>>& sets,
-                            Nanos now) {
+void StallWatch::OnQuestion(const WhoLacks& question,
+                            const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now) {
   for (const auto& set : sets) {
     if (set->id() != question.set_id) continue;
     if (!set->Lacks(question.domain, question.group)) {
@@ -105,7 +110,8 @@ void StallWatch::OnQuestion(const WhoLacks& question, const std::vector<std::uni
         if (oldest.empty()) oldest = waiting.tensors + " for " + ForSeconds(now - waiting.since);
         break;
       }
-    side_->Answer(question.asker, {rank_, question.set_id, question.group, question.domain, oldest});
+    side_->Answer(question.asker,
+                  {rank_, question.set_id, question.group, question.domain, oldest});
   }
 }
 

@@ -1,4 +1,5 @@
-// Warns, and if asked to fails, when work that is complete here waits for ranks that have not submitted it.
+// Warns, and if asked to fails, when work that is complete here waits for ranks that have not
+// submitted it.
 #pragma once
 
 #include <map>
@@ -17,15 +18,16 @@ class StallWatch {
   StallWatch(int rank, Nanos warn, Nanos fail, SideChannel* side)
       : rank_(rank), warn_(warn), fail_(fail), side_(side) {}
 
-  // Asks who lacks shortly before a limit passes, and reports when it has passed. Returns the error that ends the engine when
-  // the fail limit has passed.
+  // Asks who lacks shortly before a limit passes, and reports when it has passed. Returns the error
+  // that ends the engine when the fail limit has passed.
   std::optional<Status> Check(const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now);
   // When Check should run next; kForever when nothing waits.
   Nanos NextWake(const std::vector<std::unique_ptr<SetControl>>& sets) const;
 
   bool awaits_answers() const;
 
-  void OnQuestion(const WhoLacks& question, const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now);
+  void OnQuestion(const WhoLacks& question, const std::vector<std::unique_ptr<SetControl>>& sets,
+                  Nanos now);
   void OnAnswer(const ILack& answer);
 
  private:
@@ -36,8 +38,8 @@ class StallWatch {
     std::map<int, std::string> lacking;  // rank -> what it waits for
   };
   using Key = std::pair<int, std::string>;  // set, domain
-  std::string Describe(const SetControl& set, const SetControl::Waiting& waiting, const Stall& stall,
-                       Nanos now) const;
+  std::string Describe(const SetControl& set, const SetControl::Waiting& waiting,
+                       const Stall& stall, Nanos now) const;
 
   const int rank_;
   const Nanos warn_, fail_;
