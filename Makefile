@@ -48,7 +48,7 @@ build: $(STAMPS)/native
 demo: build $(STAMPS)/examples
 	$(PY) examples/diffraction/demo.py
 
-test: build $(STAMPS)/tests old-environment
+test: build $(STAMPS)/tests $(STAMPS)/examples old-environment
 	$(PY) tests/run.py --native $(BUILD) --old-python $(OLD_PY)
 
 native-test: $(STAMPS)/tests
