@@ -315,8 +315,7 @@ TEST(WrongStartsAreErrors) {
     OpenWorld(Options(rank == 1 ? 2 : 1));
   });
   for (const auto& end : settings) {
-    CheckHas(end.output,
-             "virtual_nodes must be the same on all ranks: it is 1 on ranks 0, 2, 2 on rank 1");
+    CheckHas(end.output, "must be the same on all ranks: it is 1 on ranks 0, 2, 2 on rank 1");
   }
   testing::RunProcesses(1, [](int) {
     unsetenv("GRADRED_LOCAL_RANK");
