@@ -4,6 +4,7 @@ Runs the command with its output in FOLDER/<rank>.out and .err, leaves its exit 
 <rank>.status, and ends as it ended.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -20,8 +21,13 @@ def main() -> None:
             file = os.open(f"{base}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(file, descriptor)
         os.execvp(command[0], command)
+
+    def forward(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(child, number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda n, _: os.kill(child, n))
+        signal.signal(number, forward)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     with open(f"{base}.status", "w") as file:
