@@ -196,7 +196,11 @@ def broadcast(
         def backward(cotangent: tf.Tensor) -> tf.Tensor:
             inner = f"{domain}.gradient"
             total = _allreduce_dense([cotangent], "sum", _NO_WIRE, (1.0, 1.0), inner, number)[0]
-            return total if basics.rank() == root else tf.zeros_like(total)
+            if basics.rank() == root:
+                return total
+            # Not zeros alone: what nobody needs is left out of a graph, and the root would wait.
+            with tf.control_dependencies([total]):
+                return tf.identity(tf.zeros_like(total))
 
         return result, backward
 

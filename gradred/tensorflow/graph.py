@@ -37,14 +37,11 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 def ready_order(gradients: Sequence[Any]) -> list[int]:
     """The indices of the gradients, those that the backward pass produces first first.
 
-    gradients: tensors, IndexedSlices or None (which come last). In a graph a gradient's place is
-    the longest path from the graph's inputs to its producer, then the order of creation: the
-    last layers' gradients come first. Of eager tensors nothing is known; there, and for gradients
-    made outside of the graph, the last of the list come first.
+    gradients: symbolic tensors, IndexedSlices or None (which come last, as do gradients made
+    outside of the current graph). A gradient's place is the longest path from the graph's inputs to
+    its producer, then the order of creation: the last layers' gradients come first.
     """
     count = len(gradients)
-    if tf.executing_eagerly():
-        return list(reversed(range(count)))
     graph = tf_ops.get_default_graph()
     places = _depths(graph)
     nowhere = (sys.maxsize, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,23 +13,30 @@ import tensorflow as tf
 from gradred import errors
 from gradred._native import core
 
-__all__ = ["as_gradred_error", "native_errors", "ops"]
+__all__ = ["as_gradred_error", "native_errors", "ops", "propose"]
 
 
-def _load() -> Any:
+def _load() -> tuple[Any, ctypes.CDLL]:
     path = os.path.join(os.path.dirname(core.__file__), "libgradred_tf.so")
-    module = tf.load_op_library(path)
-    load_error = ctypes.CDLL(path).gradred_tf_load_error
-    load_error.restype = ctypes.c_char_p
-    reason = load_error()
+    module, library = tf.load_op_library(path), ctypes.CDLL(path)
+    library.gradred_tf_load_error.restype = ctypes.c_char_p
+    reason = library.gradred_tf_load_error()
     if reason is not None:
         raise errors.Unsupported(
             f"gradred's ops cannot be used with TensorFlow {tf.__version__}: {reason.decode()}"
         )
-    return module
+    return module, library
 
 
-ops = _load()
+ops, _library = _load()
+
+
+def propose(key: str, order: Sequence[int], group_ends: Sequence[int]) -> None:
+    """This rank's wish for the order and groups of a domain: Note [Arrangements] in native/tf."""
+    places = (ctypes.c_int * len(order))(*order)
+    ends = (ctypes.c_int * len(group_ends))(*group_ends)
+    _library.gradred_tf_propose(key.encode(), places, len(order), ends, len(group_ends))
+
 
 _KIND = re.compile(r"gradred (\w+): ")
 

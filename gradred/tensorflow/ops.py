@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 from gradred._native import core
+from gradred.grouping import Plan
 from gradred.tensorflow import graph
-from gradred.tensorflow.native import native_errors, ops
+from gradred.tensorflow.native import native_errors, ops, propose
 
 __all__ = ["Domain", "Member", "declare", "reduce_members", "run_members"]
 
@@ -44,10 +45,17 @@ _numbers = itertools.count()
 
 
 def declare(
-    name: str, members: Sequence[Member], group_ends: Sequence[int], process_set: int
+    name: str,
+    members: Sequence[Member],
+    group_ends: Sequence[int],
+    process_set: int,
+    wish: Plan | None = None,
 ) -> Domain:
-    """Makes a domain's spec known to the native core; the same arguments give the same Domain."""
-    identity = (name, tuple(members), tuple(group_ends), process_set)
+    """Makes a domain's spec known to the native core; the same arguments give the same Domain.
+
+    wish: in a graph, the order (of places in ``members``) and groups that this rank proposes.
+    """
+    identity = (name, tuple(members), tuple(group_ends), process_set, wish)
     domain = _declared.get(identity)
     if domain is None:
         # See Note [Names of specs] in native/tf/domains.h.
@@ -55,6 +63,8 @@ def declare(
         entries = [{**asdict(m), "shape": list(m.shape)} for m in members]
         for key in (domain.key, name):  # under the plain name for gradred.plan()
             core.register_spec(key, process_set, entries, list(group_ends))
+        if wish is not None:
+            propose(domain.key, wish.order, wish.ends)
         _declared[identity] = domain
     return domain
 

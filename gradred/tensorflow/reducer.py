@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp, native_name
 from gradred.tensorflow import graph
 from gradred.tensorflow.functions import allreduce_slices, label_of
-from gradred.tensorflow.ops import Domain, Member, declare, reduce_members
+from gradred.tensorflow.ops import Member, declare, reduce_members
 
 __all__ = ["GradientReducer", "Options"]
 
@@ -52,13 +51,17 @@ class Options:
             raise InvalidArgument(f"{what}: groups={self.groups}: expected at least 0")
 
 
-# Note [Order of the entries]
-# Entries are listed in the order in which the backward pass produces the gradients, which each rank
-# reads from its own graph. Should the graphs differ between ranks, then so may the orders, and
-# gradients of equal shape would be added to those of other variables. So the last entry of a domain
-# is empty and carries a digest of the order as its prescale factor, which is a part of the
-# signature: ranks whose orders differ get a Mismatch, and not wrong sums.
-_ORDER_LABEL = "(order of the variables)"
+@dataclass(frozen=True)
+class Plans:
+    """Order and groups of a list of variables.
+
+    listed: as the list has them, the last first: alike on all ranks. wish: positions of ``listed``
+    in the order in which this rank's graph produces the gradients; None outside of graphs. Ranks
+    that wish the same get it: Note [Arrangements] in native/tf/domains.h.
+    """
+
+    listed: grouping.Plan
+    wish: grouping.Plan | None
 
 
 class GradientReducer:
@@ -67,7 +70,8 @@ class GradientReducer:
     def __init__(self, domain: str, options: Options) -> None:
         self.domain = domain
         self.options = options
-        self._plans: dict[tuple[int, ...], tuple[str, list[Any], grouping.Plan]] = {}
+        # By the variables' ids, which stay theirs as long as the variables are held.
+        self._known: dict[tuple[int, ...], tuple[str, list[Any]]] = {}
         self._local = threading.local()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -79,8 +83,13 @@ class GradientReducer:
         A gradient that is None on some ranks counts as zeros there. One that is None on all stays
         None in eager mode; in a graph, which is built before the ranks meet, it becomes zeros.
         """
-        name, plan = self._plan(gradients, variables)
-        return reduce_gradients(name, plan, gradients, variables, self.options)
+        identity = tuple(id(variable) for variable in variables)
+        known = self._known.get(identity)
+        if known is None:
+            number = len(self._known)
+            name = self.domain if number == 0 else f"{self.domain}.{number}"
+            known = self._known[identity] = (name, list(variables))
+        return reduce_gradients(known[0], gradients, variables, self.options)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -95,53 +104,45 @@ class GradientReducer:
     def active(self) -> bool:
         return not getattr(self._local, "paused", False)
 
-    def _plan(
-        self, gradients: Sequence[Any], variables: Sequence[Any]
-    ) -> tuple[str, grouping.Plan]:
-        """Made once for a list of variables: later graphs, and eager mode, keep to it."""
-        identity = tuple(id(variable) for variable in variables)
-        known = self._plans.get(identity)
-        if known is None:
-            number = len(self._plans)
-            name = self.domain if number == 0 else f"{self.domain}.{number}"
-            plan = make_plan(gradients, variables, self.options)
-            known = self._plans[identity] = (name, list(variables), plan)
-        return known[0], known[2]
 
-
-def make_plan(
-    gradients: Sequence[Any], variables: Sequence[Any], options: Options
-) -> grouping.Plan:
-    """Order and groups of the gradients, from the graph that produces them. Local."""
+def make_plans(gradients: Sequence[Any], variables: Sequence[Any], options: Options) -> Plans:
+    """The plans of a call. Local."""
     entries = [
         grouping.Entry(id(v), label_of(v), _count(v) * tf.as_dtype(v.dtype).size) for v in variables
     ]
+    limit = basics.settings().group_bytes
+    backwards = list(reversed(range(len(entries))))
+    listed = grouping.make_plan(entries, backwards, options.groups, limit)
+    if tf.executing_eagerly() or len(entries) < 2:
+        return Plans(listed, None)
     order = graph.ready_order(gradients)
-    return grouping.make_plan(entries, order, options.groups, basics.settings().group_bytes)
+    produced = grouping.make_plan(entries, order, options.groups, limit)
+    position_of = {i: position for position, i in enumerate(listed.order)}
+    wish = grouping.Plan(tuple(position_of[i] for i in produced.order), produced.ends)
+    return Plans(listed, wish)
 
 
 def reduce_gradients(
-    name: str,
-    plan: grouping.Plan,
-    gradients: Sequence[Any],
-    variables: Sequence[Any],
-    options: Options,
+    name: str, gradients: Sequence[Any], variables: Sequence[Any], options: Options
 ) -> list[Any]:
     """Reduces the gradients as the domain ``name``. Collective. See GradientReducer.reduce."""
+    plans = make_plans(gradients, variables, options)
+    order = plans.listed.order
     tensors, members, absent = [], [], []
-    for position, i in enumerate(plan.order):
+    for position, i in enumerate(order):
         tensor, member = _member(gradients[i], variables[i], options)
         tensors.append(tensor)
         members.append(member)
         if gradients[i] is None:
             absent.append(position)
-    members.append(_order_member(plan.order))
-    tensors.append(tf.zeros([0]))
-    domain = _declare(name, members, plan, options)
+    if tf.executing_eagerly():
+        name += ".eager"  # graphs have agreed on an order under the plain name
+    number = options.process_set.require_member(name)
+    domain = declare(name, members, plans.listed.ends, number, plans.wish)
     reduced, present = reduce_members(domain, tensors, absent)
 
     results: list[Any] = [None] * len(gradients)
-    for position, i in enumerate(plan.order):
+    for position, i in enumerate(order):
         if present is not None and position in absent and present[position] == 0:
             continue
         results[i] = reduced[position]
@@ -157,11 +158,6 @@ def reduce_gradients(
             label = f"{name}/{position}"
             results[i] = allreduce_slices(slices, options.op, 1.0, label, options.process_set)
     return results
-
-
-def _declare(name: str, members: Sequence[Member], plan: grouping.Plan, options: Options) -> Domain:
-    number = options.process_set.require_member(name)
-    return declare(name, members, [*plan.ends[:-1], len(members)], number)
 
 
 def _stays_sparse(gradient: Any, options: Options) -> bool:
@@ -195,12 +191,6 @@ def _member(gradient: Any, variable: Any, options: Options) -> tuple[tf.Tensor, 
         prescale=1.0 / factor,
         postscale=factor,
     )
-
-
-def _order_member(order: Sequence[int]) -> Member:
-    """See Note [Order of the entries]"""
-    digest = zlib.crc32(",".join(map(str, order)).encode())
-    return Member(_ORDER_LABEL, "allreduce", "float32", "float32", (0,), prescale=1.0 + digest)
 
 
 def _count(variable: Any) -> int:

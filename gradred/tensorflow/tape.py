@@ -12,7 +12,7 @@ from gradred.grouping import Groups
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp
 from gradred.tensorflow import graph
-from gradred.tensorflow.reducer import Options, make_plan, reduce_gradients
+from gradred.tensorflow.reducer import Options, reduce_gradients
 
 __all__ = ["DistributedGradientTape", "refuse_reduced"]
 
@@ -100,8 +100,7 @@ class _DistributedTape:
             return local
         # Where the program is, and not the tape: loops make a tape a step.
         name = graph.domain_name(_KIND, None)
-        plan = make_plan(gradients, variables, self._gradred_options)
-        reduced = reduce_gradients(name, plan, gradients, variables, self._gradred_options)
+        reduced = reduce_gradients(name, gradients, variables, self._gradred_options)
         if tf.executing_eagerly():
             self._gradred_sources = {id(variable) for variable in variables}
             _used.add(self)

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "domains.h"
-
 namespace gradred::tf {
 namespace {
 
@@ -17,37 +15,73 @@ std::string SuffixOf(const CallKey& key) {
   return key.iteration == 0 ? "" : "@" + std::to_string(key.iteration % kLoopDomains);
 }
 
-// The shapes of a domain's last batch, so that equal steps share one spec.
-engine::DomainSpecPtr* RecentOf(const engine::DomainSpecPtr& spec) {
-  static auto* recent = new std::map<engine::DomainSpecPtr, engine::DomainSpecPtr>;
-  return &(*recent)[spec];
-}
-std::mutex& RecentMutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
-
 }  // namespace
 
 Call::Call(int64_t id, CallKey key)
     : id_(id),
       key_(std::move(key)),
-      spec_(SpecFor(key_.domain, SuffixOf(key_))),
+      domain_(Domain::For(key_.domain, SuffixOf(key_))),
       engine_(engine::Global()),
-      members_(spec_->entries.size()),
+      members_(domain_.spec()->entries.size()),
       shapes_(members_.size()),
-      missing_(static_cast<int>(members_.size())) {
-  if (spec_->complete()) batch_ = engine::Global()->Open(spec_);
+      missing_(static_cast<int>(members_.size())) {}
+
+void Call::Begin() {
+  domain_.Choose(engine_.lock(),
+                 [self = shared_from_this()](const Choice& choice) { self->Chosen(choice); });
+  std::lock_guard<std::mutex> lock(mutex_);
+  ThrowIfError(failure_);
 }
 
-engine::BatchPtr Call::OpenWithKnownShapes(engine::Engine& engine) {
-  engine::DomainSpecPtr filled;
+void Call::Chosen(const Choice& choice) {
+  const std::shared_ptr<engine::Engine> engine = engine_.lock();
+  Ready ready;
+  engine::BatchPtr batch;
+  std::string abandoned;
+  std::vector<Waiter> failed;
   {
-    std::lock_guard<std::mutex> lock(RecentMutex());
-    engine::DomainSpecPtr* recent = RecentOf(spec_);
-    filled = *recent = WithShapes(spec_, shapes_, *recent);
+    std::lock_guard<std::mutex> lock(mutex_);
+    chosen_ = true;
+    choice_ = choice;
+    place_of_.resize(members_.size());
+    for (int i = 0; i < size(); ++i)
+      if (choice.form == Form::kArranged)
+        place_of_[choice.arrangement->order[i]] = i;
+      else
+        place_of_[i] = i;
+    abandoned = abandoned_;
+    if (abandoned.empty())
+      OpenIfReady(engine.get(), &ready);
+    else
+      OpenToAbandon(engine.get());
+    batch = batch_;
+    if (!failure_.ok()) {
+      for (Member& member : members_) {
+        member.staged = {};
+        if (member.waiter) failed.push_back(std::exchange(member.waiter, nullptr));
+      }
+    }
   }
-  return engine.Open(filled);
+  for (const Waiter& waiter : failed) waiter({failure_, {}, 0, {}});
+  if (batch == nullptr) return;
+  if (!abandoned.empty()) return engine->Abandon(batch, abandoned);
+  for (auto& [place, submission] : ready) engine->Submit(batch, place, std::move(submission));
+}
+
+void Call::OpenIfReady(engine::Engine* engine, Ready* ready) {
+  if (!chosen_ || batch_ != nullptr || !failure_.ok()) return;
+  if (missing_ > 0 && !domain_.spec()->complete()) return;
+  try {
+    if (engine == nullptr) throw Error(Kind::kNotInitialized, "the engine was shut down");
+    batch_ = engine->Open(domain_.SpecFor(choice_, shapes_));
+  } catch (...) {
+    failure_ = CurrentException();
+    if (choice_.form == Form::kDeciding) domain_.Decide(failure_, false);
+    return;
+  }
+  if (choice_.form == Form::kDeciding) ready->emplace_back(size(), Comparison());
+  for (int i = 0; i < size(); ++i)
+    if (members_[i].submitted) ready->emplace_back(place_of_[i], SubmissionOf(i));
 }
 
 engine::Submission Call::SubmissionOf(int position) {
@@ -64,31 +98,40 @@ engine::Submission Call::SubmissionOf(int position) {
   return submission;
 }
 
+// See Note [Arrangements]: the minima of the digests and of their negatives.
+engine::Submission Call::Comparison() {
+  const int64_t digest = choice_.arrangement->Digest();
+  auto values = std::make_shared<std::vector<int64_t>>(std::vector<int64_t>{digest, -digest});
+  engine::Submission submission;
+  submission.input = submission.output = values->data();
+  submission.done = [&domain = domain_, values](const engine::Result& result) {
+    domain.Decide(result.status, (*values)[0] == -(*values)[1]);
+  };
+  return submission;
+}
+
 void Call::Submit(int position, Staged staged) {
   const engine::Shape shape = ShapeOf(staged.output.get());
-  CheckFits(*spec_, position, DTypeOf(staged.output.get()), shape);
+  CheckFits(*domain_.spec(), position, DTypeOf(staged.output.get()), shape);
   const std::shared_ptr<engine::Engine> engine = engine_.lock();
-  if (engine == nullptr)
-    throw Error(Kind::kNotInitialized, "the engine was shut down in the middle of a step");
-
-  std::vector<std::pair<int, engine::Submission>> ready;
+  Ready ready;
   engine::BatchPtr batch;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (abandoned_) throw Error(Kind::kAbandoned, kStepFailed);
+    if (!abandoned_.empty()) throw Error(Kind::kAbandoned, abandoned_);
     members_[position].staged = std::move(staged);
     members_[position].submitted = true;
     shapes_[position] = shape;
     --missing_;
-    if (batch_ != nullptr) {
-      ready.emplace_back(position, SubmissionOf(position));
-    } else if (missing_ == 0) {
-      batch_ = OpenWithKnownShapes(*engine);
-      for (int i = 0; i < size(); ++i) ready.emplace_back(i, SubmissionOf(i));
-    }
+    if (batch_ != nullptr)
+      ready.emplace_back(place_of_[position], SubmissionOf(position));
+    else
+      OpenIfReady(engine.get(), &ready);
+    ThrowIfError(failure_);
     batch = batch_;
   }
-  for (auto& [i, submission] : ready) engine->Submit(batch, i, std::move(submission));
+  if (engine == nullptr) throw Error(Kind::kNotInitialized, "the engine was shut down");
+  for (auto& [place, submission] : ready) engine->Submit(batch, place, std::move(submission));
 }
 
 void Call::Wait(int position, Waiter waiter) {
@@ -97,7 +140,9 @@ void Call::Wait(int position, Waiter waiter) {
     std::lock_guard<std::mutex> lock(mutex_);
     Member& member = members_.at(position);
     if (!member.submitted) {
-      result.status = {Kind::kInternal, "a Wait without its Submit in '" + spec_->name + "'"};
+      result.status = {Kind::kInternal, "a Wait without its Submit in '" + key_.domain + "'"};
+    } else if (!failure_.ok()) {
+      result.status = failure_;
     } else if (!member.done) {
       member.waiter = std::move(waiter);
       return;
@@ -132,30 +177,33 @@ void Call::Abandon(const std::string& reason) {
   std::vector<Staged> unused;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (abandoned_) return;
-    abandoned_ = true;
+    if (!abandoned_.empty()) return;
+    abandoned_ = reason;
     if (batch_ == nullptr) {
-      // The others may be in this batch already, so it must exist here to be given up. Shapes that
-      // never came are those of the last batch, or empty.
-      {
-        std::lock_guard<std::mutex> recent_lock(RecentMutex());
-        const engine::DomainSpecPtr recent = *RecentOf(spec_);
-        for (size_t i = 0; i < shapes_.size(); ++i) {
-          if (members_[i].submitted) continue;
-          shapes_[i] = recent ? recent->entries[i].shape : spec_->entries[i].shape;
-          for (int64_t& d : shapes_[i]) d = d < 0 ? 0 : d;
-        }
-      }
-      try {
-        if (engine != nullptr) batch_ = OpenWithKnownShapes(*engine);
-      } catch (const Error&) {
-        // The engine has failed, which the others know.
-      }
       for (Member& member : members_) unused.push_back(std::exchange(member.staged, {}));
+      if (!chosen_) return;  // Chosen does the rest
+      OpenToAbandon(engine.get());
     }
     batch = batch_;
   }
   if (engine != nullptr && batch != nullptr) engine->Abandon(batch, reason);
+}
+
+// The others may be in this batch already, so it must exist here to be given up. Dimensions that
+// never came are taken for 0.
+void Call::OpenToAbandon(engine::Engine* engine) {
+  if (engine == nullptr || !failure_.ok()) return;
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    if (members_[i].submitted) continue;
+    shapes_[i] = domain_.spec()->entries[i].shape;
+    for (int64_t& d : shapes_[i]) d = d < 0 ? 0 : d;
+  }
+  try {
+    batch_ = engine->Open(domain_.SpecFor(choice_, shapes_));
+  } catch (...) {
+    failure_ = CurrentException();  // the engine has failed, which the others know
+  }
+  if (choice_.form == Form::kDeciding) domain_.Decide({Kind::kAbandoned, abandoned_}, false);
 }
 
 CallTable& CallTable::The() {
@@ -190,6 +238,7 @@ CallPtr CallTable::Claim(const CallKey& key, int position) {
   }
   // Opened under the lock: the engine's batches come in the order of the calls.
   call = std::make_shared<Call>(++last_id_, key);
+  call->Begin();
   Open& open = calls_[call->id()];
   open.call = call;
   open.claimed.insert(position);

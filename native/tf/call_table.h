@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "domains.h"
 #include "engine/engine.h"
 #include "kernel_support.h"
 
@@ -46,9 +47,11 @@ class Call : public std::enable_shared_from_this<Call> {
  public:
   using Waiter = std::function<void(const engine::Result&)>;
 
-  // Starts a batch of the engine if all shapes are known, else when the last member is there.
-  // Throws what Engine::Open throws.
+  // Throws kNotInitialized without an engine.
   Call(int64_t id, CallKey key);
+  // Once, in the order of calls: starts a batch of the engine, now or when order and shapes are
+  // known. Throws what Engine::Open throws.
+  void Begin();
 
   int64_t id() const { return id_; }
   const CallKey& key() const { return key_; }
@@ -69,22 +72,29 @@ class Call : public std::enable_shared_from_this<Call> {
     engine::Result result;
     Waiter waiter;
   };
+  using Ready = std::vector<std::pair<int, engine::Submission>>;  // by place in the batch
 
-  engine::BatchPtr OpenWithKnownShapes(engine::Engine& engine);  // with mutex_ held
-  engine::Submission SubmissionOf(int position);                 // with mutex_ held
+  void Chosen(const Choice& choice);
+  void OpenIfReady(engine::Engine* engine, Ready* ready);  // with mutex_ held
+  void OpenToAbandon(engine::Engine* engine);              // with mutex_ held
+  engine::Submission SubmissionOf(int position);           // with mutex_ held
+  engine::Submission Comparison();
   void Finish(int position, const engine::Result& result);
 
   const int64_t id_;
   const CallKey key_;
-  const engine::DomainSpecPtr spec_;
-  const std::weak_ptr<engine::Engine>
-      engine_;  // weak: the last owner must not be a callback of its own
+  Domain& domain_;
+  const std::weak_ptr<engine::Engine> engine_;  // weak: a callback must not be its last owner
   std::mutex mutex_;
   std::vector<Member> members_;
   std::vector<engine::Shape> shapes_;
+  std::vector<int> place_of_;  // [position], once chosen
   int missing_;
+  bool chosen_ = false;
+  Choice choice_;
   engine::BatchPtr batch_;
-  bool abandoned_ = false;
+  Status failure_;
+  std::string abandoned_;  // the reason
 };
 using CallPtr = std::shared_ptr<Call>;
 

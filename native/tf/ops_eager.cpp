@@ -136,7 +136,7 @@ class Run {
 void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   auto* k = static_cast<RunListKernel*>(kernel);
   const std::shared_ptr<engine::Engine> engine = engine::Global();
-  engine::DomainSpecPtr spec = SpecFor(k->domain, "");
+  engine::DomainSpecPtr spec = Domain::For(k->domain, "").spec();
   auto run = std::make_shared<Run>(context, std::move(done));
   run->Prepare(*spec, k->absent);
   if (!spec->complete()) {

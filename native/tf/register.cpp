@@ -1,6 +1,6 @@
 // Registers the ops when tf.load_op_library opens this library.
-#include "base/log.h"
 #include "base/status.h"
+#include "domains.h"
 #include "kernel_support.h"
 #include "ops.h"
 
@@ -25,4 +25,13 @@ __attribute__((constructor)) void RegisterAll() {
 extern "C" __attribute__((visibility("default"))) const char* gradred_tf_load_error() {
   static const std::string text = gradred::tf::load_status.ToString();
   return gradred::tf::load_status.ok() ? nullptr : text.c_str();
+}
+
+// See Note [Arrangements]. `order` has n elements, `group_ends` groups.
+extern "C" __attribute__((visibility("default"))) void gradred_tf_propose(const char* key,
+                                                                          const int* order, int n,
+                                                                          const int* group_ends,
+                                                                          int groups) {
+  gradred::tf::Propose(key, std::make_shared<gradred::tf::Arrangement>(gradred::tf::Arrangement{
+                                {order, order + n}, {group_ends, group_ends + groups}}));
 }

@@ -337,9 +337,7 @@ def test_ranks_with_other_shapes(mode, rank, size):
 def test_ranks_with_other_dtypes(mode, rank):
     x = tf.zeros([2], tf.float64 if rank == 0 else tf.float32)
     run = modes(lambda x: hvd.allreduce(x, name="typed"))[mode]
-    with pytest.raises(
-        (Mismatch, tf.errors.FailedPreconditionError), match="float64.*float32|float32.*float64"
-    ):
+    with pytest.raises((Mismatch, tf.errors.FailedPreconditionError), match="float64"):
         run(x)
 
 

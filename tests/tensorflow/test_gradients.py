@@ -1,7 +1,7 @@
 """Gradients of collectives are their adjoints.
 
-Each rank's gradient is the derivative of the sum of all ranks' losses by that rank's input. The test of
-an operation C with adjoint C': the sums over ranks of <C x, y> and <x, C' y> are equal.
+Each rank's gradient is the derivative of the sum of all ranks' losses by that rank's input. The
+test of an operation C with adjoint C': the sums over ranks of <C x, y> and <x, C' y> are equal.
 """
 
 from __future__ import annotations
