@@ -207,6 +207,38 @@ TEST(JoinWaitsForWhatWasOpened) {
   });
 }
 
+TEST(SecondJoinAndShutdownShareTheFirst) {
+  OnRanks(2, [](Engine& engine, int) {
+    std::vector<std::thread> threads;
+    std::atomic<int> joined{0}, down{0};
+    for (int i = 0; i < 3; ++i) threads.emplace_back([&] { joined += engine.Join() >= 0; });
+    for (auto& thread : threads) thread.join();
+    CHECK_EQ(joined.load(), 3);
+    threads.clear();
+    for (int i = 0; i < 3; ++i)
+      threads.emplace_back([&] {
+        engine.Shutdown("done");
+        ++down;
+      });
+    for (auto& thread : threads) thread.join();
+    CHECK_EQ(down.load(), 3);
+  });
+}
+
+TEST(OverflowInTheSumIsCounted) {
+  OnRanks(2, [](Engine& engine, int) {
+    EntrySpec entry = Float("x", 1);
+    entry.wire = DType::kFloat16;
+    std::vector<float> data{65000};
+    std::vector<Submission> submissions;
+    submissions.push_back(InPlace(data));
+    engine.RunBlocking(Spec("x", {entry}), std::move(submissions));
+    CHECK(data[0] > 1e30f);
+    CHECK_EQ(engine.metrics().saturated, 1);
+    CHECK_EQ(engine.metrics().non_finite, 0);
+  });
+}
+
 TEST(ShutdownFailsWhatWaits) {
   OnRanks(2, [](Engine& engine, int r) {
     if (r == 0) return;

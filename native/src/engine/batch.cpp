@@ -6,6 +6,20 @@
 
 namespace gradred::engine {
 
+class Batch::Lock {
+ public:
+  explicit Lock(const Batch* batch) : completions_(batch->completions_), lock_(batch->mutex_) {}
+  ~Lock() {
+    lock_.unlock();
+    for (auto& callback : callbacks_) completions_->Post(std::move(callback));
+  }
+  std::vector<std::function<void()>> callbacks_;
+
+ private:
+  const std::shared_ptr<Completions> completions_;
+  std::unique_lock<std::mutex> lock_;
+};
+
 Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan,
              std::shared_ptr<Completions> completions, std::shared_ptr<MetricsStore> metrics)
     : spec_(std::move(spec)),
@@ -22,15 +36,15 @@ Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan,
 }
 
 Batch::~Batch() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(this);
   for (size_t i = 0; i < members_.size(); ++i)
     if (submitted_[i] && !completed_[i])
       Complete(static_cast<int>(i),
-               {{Kind::kInternal, "the engine dropped '" + spec_->name + "'"}, {}, 0, {}});
+               {{Kind::kInternal, "the engine dropped '" + spec_->name + "'"}, {}, 0, {}}, &lock);
 }
 
 int Batch::Submit(int position, Submission submission) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(this);
   if (position < 0 || position >= static_cast<int>(members_.size()))
     throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
                                             spec_->name + "', which has " +
@@ -44,7 +58,7 @@ int Batch::Submit(int position, Submission submission) {
   if (--not_submitted_ == 0) last_submit_ = Now();
   const int group = plan_->group_of[position];
   if (state_[group] == State::kFailed) {
-    Complete(position, {failure_, {}, 0, {}});
+    Complete(position, {failure_, {}, 0, {}}, &lock);
     return -1;
   }
   if (--missing_[group] > 0) return -1;
@@ -53,17 +67,17 @@ int Batch::Submit(int position, Submission submission) {
 }
 
 bool Batch::IsReady(int group) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(this);
   return state_[group] == State::kReady;
 }
 
 bool Batch::submitted_all() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(this);
   return not_submitted_ == 0;
 }
 
 std::vector<Submission*> Batch::Take(int group) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(this);
   if (state_[group] != State::kReady)
     throw Error(Kind::kInternal,
                 "group " + std::to_string(group) + " of '" + spec_->name + "' runs unready");
@@ -74,7 +88,7 @@ std::vector<Submission*> Batch::Take(int group) {
   return members;
 }
 
-void Batch::Complete(int position, Result result) {
+void Batch::Complete(int position, Result result, Lock* lock) {
   completed_[position] = true;
   Submission submission = std::move(members_[position]);
   members_[position] = {};
@@ -88,15 +102,15 @@ void Batch::Complete(int position, Result result) {
     });
   }
   if (!submission.done) return;
-  completions_->Post(
+  lock->callbacks_.push_back(
       [done = std::move(submission.done), result = std::move(result)] { done(result); });
 }
 
 void Batch::Finish(int group, std::vector<Result> results) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(this);
   state_[group] = State::kFinished;
   for (size_t i = 0; i < results.size(); ++i)
-    Complete(plan_->groups[group].first + static_cast<int>(i), std::move(results[i]));
+    Complete(plan_->groups[group].first + static_cast<int>(i), std::move(results[i]), &lock);
 }
 
 void Batch::FailGroup(int group, const Status& status) {
@@ -106,7 +120,7 @@ void Batch::FailGroup(int group, const Status& status) {
 }
 
 void Batch::FailRest(const Status& status) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(this);
   if (failure_.ok()) failure_ = status;
   bool any = false;
   for (size_t g = 0; g < state_.size(); ++g) {
@@ -114,7 +128,8 @@ void Batch::FailRest(const Status& status) {
     state_[g] = State::kFailed;
     any = true;
     for (int i = plan_->groups[g].first; i < plan_->groups[g].last; ++i)
-      if (submitted_[i] && !completed_[i]) Complete(i, {failure_, {}, 0, {}});
+      if (submitted_[i] && !completed_[i])
+        Complete(static_cast<int>(i), {failure_, {}, 0, {}}, &lock);
   }
   if (any) metrics_->Update([](Metrics& m) { ++m.abandoned; });
 }

@@ -47,7 +47,10 @@ class Batch {
 
  private:
   enum class State : uint8_t { kFilling, kReady, kRunning, kFinished, kFailed };
-  void Complete(int position, Result result);  // with mutex_ held
+  // Collects what `Complete` has finished while the lock is held, and posts it when the lock is
+  // gone.
+  class Lock;
+  void Complete(int position, Result result, Lock* lock);
 
   const DomainSpecPtr spec_;
   const std::shared_ptr<const Plan> plan_;

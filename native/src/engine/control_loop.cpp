@@ -11,6 +11,7 @@ namespace {
 constexpr Nanos kWatchEvery = 250 * kMillisecond;  // side channel and liveness, even when all sleep
 constexpr Nanos kWatchAnswers = 20 * kMillisecond;  // while a question about a stall is out
 constexpr Nanos kGatherCauses = 100 * kMillisecond;
+constexpr Nanos kFlushNotices = 2 * kWatchEvery;
 
 }  // namespace
 
@@ -45,16 +46,15 @@ void ControlLoop::Post(Command command) {
 void ControlLoop::AddSet(int id, std::vector<int> members) {
   data_->AddSet(id, members);
   Post([this, id, members] {
-    if (!faulty_)
-      sets_.push_back(
-          std::make_unique<SetControl>(id, members, world_, options_.negotiation_timer, data_));
+    sets_.push_back(
+        std::make_unique<SetControl>(id, members, world_, options_.negotiation_timer, data_));
   });
 }
 
 SetControl* ControlLoop::Find(int set_id) {
   for (const auto& set : sets_)
     if (set->id() == set_id) return set.get();
-  throw Error(Kind::kInternal, "unknown process set " + std::to_string(set_id));
+  return nullptr;
 }
 
 // Commands that come too late find the failure; their batch gets it.
@@ -67,20 +67,24 @@ void ControlLoop::Open(BatchPtr batch) {
     batch->FailRest(cause);
     return;
   }
-  inbox_.push_back([this, batch] { Find(batch->spec().process_set)->Open(batch); });
+  inbox_.push_back([this, batch] {
+    if (SetControl* set = Find(batch->spec().process_set)) return set->Open(batch);
+    batch->FailRest({Kind::kInternal,
+                     "process set " + std::to_string(batch->spec().process_set) + " is not open"});
+  });
   lock.unlock();
   world_.control().bell().Ring();
 }
 
 void ControlLoop::GroupReady(BatchPtr batch, int group) {
   Post([this, batch = std::move(batch), group] {
-    Find(batch->spec().process_set)->GroupReady(batch, group);
+    if (SetControl* set = Find(batch->spec().process_set)) set->GroupReady(batch, group);
   });
 }
 
 void ControlLoop::Abandon(BatchPtr batch, std::string reason) {
   Post([this, batch = std::move(batch), reason = std::move(reason)] {
-    Find(batch->spec().process_set)->Abandon(batch, reason);
+    if (SetControl* set = Find(batch->spec().process_set)) set->Abandon(batch, reason);
   });
 }
 
@@ -92,12 +96,13 @@ void ControlLoop::Join(std::function<void(const Status&, int)> done) {
     return done(cause.ok() ? Status(Kind::kNotInitialized, "the engine has been shut down") : cause,
                 -1);
   }
-  inbox_.push_back([this, done = std::move(done)]() mutable {
-    joined_ = std::move(done);
+  inbox_.push_back([this, done = std::move(done)] {
+    joined_.push_back(done);
+    if (joined_.size() > 1) return;
     Find(0)->Join([this](int last_rank) {
-      auto joined = std::move(joined_);
-      joined_ = nullptr;
-      joined(Status(), last_rank);
+      const auto joined = std::move(joined_);
+      joined_.clear();
+      for (const auto& callback : joined) callback(Status(), last_rank);
     });
   });
   lock.unlock();
@@ -111,8 +116,9 @@ void ControlLoop::Shutdown(std::string reason, std::function<void(const Status&)
     lock.unlock();
     return done(cause);
   }
-  inbox_.push_back([this, reason = std::move(reason), done = std::move(done)]() mutable {
-    shut_down_ = std::move(done);
+  inbox_.push_back([this, reason = std::move(reason), done = std::move(done)] {
+    shut_down_.push_back(done);
+    if (shut_down_.size() > 1) return;
     for (const auto& set : sets_) set->Shutdown(reason);
   });
   lock.unlock();
@@ -184,6 +190,15 @@ void ControlLoop::PublishCounters() {
   });
 }
 
+void ControlLoop::EndWaits(const Status& status) {
+  const Status joined =
+      status.ok() ? Status(Kind::kAbandoned, "this rank has shut down during its join") : status;
+  for (const auto& callback : joined_) callback(joined, -1);
+  for (const auto& callback : shut_down_) callback(status);
+  joined_.clear();
+  shut_down_.clear();
+}
+
 void ControlLoop::EndWith(const Status& cause) {
   std::vector<Command> late;
   {
@@ -193,7 +208,6 @@ void ControlLoop::EndWith(const Status& cause) {
     late.swap(inbox_);
   }
   data_->StopWith(cause);
-  world_.Abort(cause);
   // Batches opened in the last moment are in no queue yet: their commands put them there.
   for (Command& command : late) {
     try {
@@ -202,9 +216,18 @@ void ControlLoop::EndWith(const Status& cause) {
       // The negotiator may refuse events now; FailAll below ends what it has.
     }
   }
-  for (const auto& set : sets_) set->FailAll(cause);
-  if (joined_) joined_(cause, -1);
-  if (shut_down_) shut_down_(cause);
+  for (const auto& set : sets_) {
+    set->FailAll(cause);
+    set->Leak();
+  }
+  EndWaits(cause);
+  // Ranks of other machines look at the side channel a few times a second, and some get the notice
+  // through this one.
+  for (const Nanos until = Now() + kFlushNotices; Now() < until;) {
+    side_.Poll({[](const AbortNotice&) {}, [](const WhoLacks&) {}, [](const ILack&) {}});
+    world_.side().bell().Sleep(world_.side().bell().Ticket(), 5 * kMillisecond);
+  }
+  world_.Abort(cause);
 }
 
 void ControlLoop::Run() {
@@ -251,8 +274,7 @@ void ControlLoop::Run() {
   } else {
     for (const auto& set : sets_) set->FailAll({Kind::kAbandoned, "this rank has shut down"});
     data_->Stop();
-    if (joined_) joined_({Kind::kAbandoned, "this rank has shut down while it waited in join"}, -1);
-    if (shut_down_) shut_down_(Status());
+    EndWaits(Status());
   }
 }
 

@@ -46,7 +46,8 @@ class ControlLoop {
   void Watch(Nanos now);
   void OnNotice(const AbortNotice& notice, int lost_rank);
   void EndWith(const Status& cause);
-  SetControl* Find(int set_id);
+  void EndWaits(const Status& status);
+  SetControl* Find(int set_id);  // null when unknown
   Nanos NextWake() const;
   void PublishCounters();
 
@@ -65,8 +66,9 @@ class ControlLoop {
   AbortNotice cause_;
   Nanos cause_until_ = 0;
 
-  std::function<void(const Status&, int)> joined_;
-  std::function<void(const Status&)> shut_down_;
+  // Those who wait in a join, and in the shutdown: later callers share the first's.
+  std::vector<std::function<void(const Status&, int)>> joined_;
+  std::vector<std::function<void(const Status&)>> shut_down_;
 
   mutable std::mutex mutex_;
   std::vector<Command> inbox_;

@@ -16,6 +16,9 @@
 namespace gradred::engine {
 namespace {
 
+// The last channels belong to the world.
+constexpr int kMostSets = comm::kChannels / comm::kChannelsPerSet - 1;
+
 // A value that one thread waits for and another gives.
 template <class T>
 class Promise {
@@ -123,10 +126,9 @@ class Engine::Impl {
       std::lock_guard<std::mutex> lock(sets_mutex_);
       id = next_set_++;
     }
-    if (id * comm::kChannelsPerSet + comm::kChannelsPerSet > comm::kChannels)
-      throw Error(Kind::kUnsupported, "no more than " +
-                                          std::to_string(comm::kChannels / comm::kChannelsPerSet) +
-                                          " process sets");
+    if (id >= kMostSets)
+      throw Error(Kind::kUnsupported,
+                  "no more than " + std::to_string(kMostSets) + " process sets");
     // All ranks agree on the set by a named barrier of the whole world; its dimensions carry the
     // ranks, so that other ranks under the same number are a Mismatch.
     auto spec = std::make_shared<DomainSpec>();
@@ -171,11 +173,12 @@ class Engine::Impl {
   }
 
   void Shutdown(const std::string& reason) {
-    if (shut_down_) return;
     Promise<Status> promise;
     control_->Shutdown(reason, [&promise](const Status& status) { promise.Set(status); });
     const Status status = promise.Wait();
     ThrowIfError(status);
+    std::lock_guard<std::mutex> lock(closing_);
+    if (shut_down_) return;
     shut_down_ = true;
     control_->JoinThread();  // nothing uses the transports any more
     data_.JoinThread();
@@ -191,6 +194,7 @@ class Engine::Impl {
   const std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();
   DataLoop data_;
   std::unique_ptr<ControlLoop> control_;
+  std::mutex closing_;
   bool shut_down_ = false;
 
  private:

@@ -43,6 +43,7 @@ class Exchange {
   virtual ~Exchange() = default;
   virtual bool Poll() = 0;
   Result result;
+  int64_t nbytes = 0;  // that move, once known
 
  protected:
   bool Done(comm::WorkPtr& work) {
@@ -102,15 +103,16 @@ class AllGatherExchange final : public Exchange {
     }
     if (!data_) {
       if (!Done(counts_)) return false;
-      std::vector<int64_t> nbytes;
+      std::vector<int64_t> sizes;
       result.shape = entry_.shape;
       result.shape[0] = 0;
       for (int64_t rows : rows_) {
         result.shape[0] += rows;
-        nbytes.push_back(rows * RowBytes(entry_));
+        sizes.push_back(rows * RowBytes(entry_));
+        nbytes += sizes.back();
       }
       data_ = comm_.AllGatherV(submission_.input, Output(entry_, submission_, result.shape),
-                               std::move(nbytes));
+                               std::move(sizes));
     }
     return Done(data_);
   }
@@ -142,6 +144,7 @@ class AllToAllExchange final : public Exchange {
         send.push_back(send_[r] * RowBytes(entry_));
         recv.push_back(result.received_splits[r] * RowBytes(entry_));
         result.shape[0] += result.received_splits[r];
+        nbytes += send.back() + recv.back();
       }
       data_ = comm_.AllToAllV(submission_.input, std::move(send),
                               Output(entry_, submission_, result.shape), std::move(recv));
@@ -247,7 +250,7 @@ class ExchangeRun final : public GroupRun {
     for (int i = group.first; i < group.last; ++i) {
       entries_.push_back(&item_.spec->entries[i]);
       if (entries_.back()->op != Op::kBarrier)
-        nbytes += entries_.back()->count() * DTypeSize(entries_.back()->dtype);
+        bytes_ += entries_.back()->count() * DTypeSize(entries_.back()->dtype);
     }
   }
 
@@ -255,7 +258,9 @@ class ExchangeRun final : public GroupRun {
     while (results_.size() < entries_.size()) {
       const size_t i = results_.size();
       if (!exchange_) exchange_ = StartExchange(*entries_[i], *members_[i], set_);
-      if (!exchange_->Poll()) return false;
+      const bool done = exchange_->Poll();
+      nbytes = bytes_ + exchange_->nbytes;
+      if (!done) return false;
       exchange_->result.present = set_->communicator->size();
       results_.push_back(std::move(exchange_->result));
       exchange_.reset();
@@ -263,7 +268,7 @@ class ExchangeRun final : public GroupRun {
     metrics_->Update([this](Metrics& m) {
       ++m.groups;
       m.entries += static_cast<int64_t>(entries_.size());
-      m.bytes += nbytes;
+      m.bytes += bytes_;
     });
     item_.batch->Finish(item_.group, std::move(results_));
     return true;
@@ -275,6 +280,7 @@ class ExchangeRun final : public GroupRun {
   MetricsStore* metrics_;
   std::vector<Submission*> members_;
   std::vector<const EntrySpec*> entries_;
+  int64_t bytes_ = 0;  // of the entries
   std::unique_ptr<Exchange> exchange_;
   std::vector<Result> results_;
 };

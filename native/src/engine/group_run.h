@@ -25,6 +25,7 @@ struct SetData {
   std::vector<int> members;  // world ranks
   std::unique_ptr<comm::Communicator> communicator;
   FusionBuffer buffer;
+  int64_t counted_nbytes = 0;           // of the buffer, in the metrics
   int RankInSet(int world_rank) const;  // -1: no member
 };
 
@@ -35,7 +36,7 @@ class GroupRun {
   // engine.
   virtual bool Poll() = 0;
   Nanos started = Now();
-  int64_t nbytes = 0;
+  int64_t nbytes = 0;  // that move; known at the latest when they do
 };
 
 // A group of allreduces: pack, reduce in place, unpack. Any other group: its entries one after the

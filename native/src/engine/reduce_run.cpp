@@ -148,7 +148,11 @@ class ReduceRun final : public GroupRun {
       if (!output && members_[i]->allocate) output = members_[i]->allocate(entry(i).shape);
       if (output && group_.members[i].count > 0) UnpackMember(entry(i), group_.members[i], output);
     }
-    const int64_t non_finite = trailer()[n], saturated = trailer()[n + 1];
+    const int64_t non_finite = trailer()[n];
+    // Where all values were finite when packed, what is not finite now overflowed in the sum. The
+    // reduced values are the same on all ranks, so this count is too.
+    const int64_t in_sum = non_finite + trailer()[n + 1] == 0 ? unpacked_.non_finite : 0;
+    const int64_t saturated = trailer()[n + 1] + in_sum;
     const bool mine = item_.batch != nullptr;
     metrics_->Update([&](Metrics& m) {
       ++m.groups;
@@ -157,8 +161,9 @@ class ReduceRun final : public GroupRun {
       m.partly_absent += partly;
       m.non_finite += non_finite;
       m.saturated += saturated;
-      m.fusion_buffer_nbytes = set_->buffer.nbytes();
+      m.fusion_buffer_nbytes += set_->buffer.nbytes() - set_->counted_nbytes;
     });
+    set_->counted_nbytes = set_->buffer.nbytes();
     if (item_.batch) item_.batch->Finish(item_.group, std::move(results));
   }
 
@@ -175,7 +180,8 @@ class ReduceRun final : public GroupRun {
       double scale = entry.postscale;
       if (entry.reduce_op == ReduceOp::kAverage)
         scale *= IsHalf(member.wire) ? set_->communicator->average_residual() : 1.0 / size;
-      reduce::Convert(output, entry.dtype, at, member.wire, member.count, scale, nullptr);
+      reduce::Convert(output, entry.dtype, at, member.wire, member.count, scale,
+                      IsHalf(member.wire) ? &unpacked_ : nullptr);
       return;
     }
     if (entry.postscale != 1.0)
@@ -190,6 +196,7 @@ class ReduceRun final : public GroupRun {
   const GroupPlan& group_;
   std::vector<Submission*> members_;  // empty: joined
   char* base_ = nullptr;
+  ConvertCounts unpacked_;  // of half wires
   comm::WorkPtr work_;
 };
 

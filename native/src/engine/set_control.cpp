@@ -232,21 +232,28 @@ void SetControl::FailAll(const Status& cause) {
     for (const BatchPtr& batch : queue.batches) batch->FailRest(cause);
   queues_.clear();
   FailHeld(cause);
-  // Unfinished operations may still use their memory: it is never freed.
+}
+
+void SetControl::Leak() {
   (void)words_.release();
   (void)round_.release();
   (void)union_.release();
   (void)control_.release();
 }
 
+int SetControl::OldestReady(const Queue& queue) {
+  int oldest = -1;
+  for (size_t g = 0; g < queue.ready_since.size(); ++g)
+    if (queue.ready_since[g] > 0 &&
+        (oldest < 0 || queue.ready_since[g] < queue.ready_since[oldest]))
+      oldest = static_cast<int>(g);
+  return oldest;
+}
+
 std::vector<SetControl::Waiting> SetControl::WaitingGroups() const {
   std::vector<Waiting> all;
   for (const auto& [domain, queue] : queues_) {
-    int oldest = -1;
-    for (size_t g = 0; g < queue.ready_since.size(); ++g)
-      if (queue.ready_since[g] > 0 &&
-          (oldest < 0 || queue.ready_since[g] < queue.ready_since[oldest]))
-        oldest = static_cast<int>(g);
+    const int oldest = OldestReady(queue);
     if (oldest < 0) continue;
     Waiting waiting{domain, oldest, queue.ready_since[oldest], ""};
     const Batch& batch = *queue.batches.front();

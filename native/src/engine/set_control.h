@@ -33,6 +33,8 @@ class SetControl {
   Nanos NextWake() const { return negotiator_.NextWake(); }
   bool shut_down() const { return shut_down_; }
   void FailAll(const Status& cause);
+  // After a failure: unfinished operations may still use this memory, so it is never freed.
+  void Leak();
 
   // For stall reports. Groups that are complete here and have waited since `since` or longer, the
   // oldest of each domain.
@@ -43,6 +45,12 @@ class SetControl {
     std::string tensors;  // labels of the group's entries
   };
   std::vector<Waiting> WaitingGroups() const;
+  // The `since` of each, without the texts.
+  template <class F>
+  void EachWaiting(F f) const {
+    for (const auto& [domain, queue] : queues_)
+      if (const int oldest = OldestReady(queue); oldest >= 0) f(queue.ready_since[oldest]);
+  }
   bool Lacks(const std::string& domain, int group) const {
     return negotiator_.Lacks(domain, group);
   }
@@ -73,6 +81,7 @@ class SetControl {
   // start or end batches.
   void Drain();
   bool IsStarted(const BatchPtr& batch) const;
+  static int OldestReady(const Queue& queue);  // -1: none
   void Perform(const core::Action& action);
   void BeginFirst(Queue* queue);
   void ReportReady(Queue* queue, int group);

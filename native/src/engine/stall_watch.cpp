@@ -54,7 +54,7 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
       const auto ask = [&](bool* asked) {
         if (*asked) return;
         *asked = true;
-        if (stall.asked_by_peer) return;
+        if (stall.asked_by_peer && asked == &stall.asked_warn) return;
         stall.lacking.clear();
         side_->Ask({rank_, set->id(), waiting.group, waiting.domain});
       };
@@ -78,11 +78,12 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
 Nanos StallWatch::NextWake(const std::vector<std::unique_ptr<SetControl>>& sets) const {
   Nanos next = kForever;
   if (warn_ == 0 && fail_ == 0) return next;
+  const Nanos now = Now();
   for (const auto& set : sets)
-    for (const SetControl::Waiting& waiting : set->WaitingGroups())
+    set->EachWaiting([&](Nanos since) {
       for (Nanos limit : {warn_ - kAhead, warn_, fail_ - kAhead, fail_})
-        if (limit > 0 && waiting.since + limit > Now())
-          next = std::min(next, waiting.since + limit);
+        if (limit > 0 && since + limit > now) next = std::min(next, since + limit);
+    });
   return next;
 }
 
