@@ -21,7 +21,7 @@ MPI_EXTRA := $(if $(filter system,$(MPI)),,$(MPI),)
 STAMPS := $(VENV)/.stamps
 OLD_STAMPS := $(OLD_VENV)/.stamps
 NATIVE := $(shell find native tests/native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
-CMAKE_OPTIONS := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja -Wno-dev
+CMAKE_OPTIONS := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja
 TAG := import sys; print(sys.implementation.cache_tag)
 PARTS := gradred _core $(if $(wildcard native/tf/*.cpp),gradred_tf)
 CPP_FILES = $(shell git ls-files 'native/*.cpp' 'native/*.h' 'tests/native/*.cpp' 'tests/native/*.h')
