@@ -8,7 +8,7 @@ import gradred.keras as hvd
 import tensorflow as tf
 
 keras = tf.keras
-KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
+KERAS_3 = int(getattr(keras, "__version__", "2").split(".")[0]) >= 3
 
 STEPS = 5
 ROWS = 12  # in a step on all ranks together

@@ -20,7 +20,7 @@ from harness.training import (
     weights,
 )
 
-pytestmark = pytest.mark.ranks(1, 2, 3, deadline=120)
+pytestmark = [pytest.mark.ranks(2, 3, deadline=120), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 

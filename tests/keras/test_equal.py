@@ -22,7 +22,7 @@ from harness.training import (
     weights,
 )
 
-pytestmark = pytest.mark.ranks(1, 2, 3, deadline=120)
+pytestmark = pytest.mark.ranks(2, deadline=120)
 
 O = keras.optimizers  # noqa: E741
 ALL = np.arange(STEPS * ROWS)
@@ -42,6 +42,8 @@ if KERAS_3:
     OPTIMIZERS["fixed loss scale"] = lambda: O.SGD(0.05, loss_scale_factor=1024.0)
 
 
+@pytest.mark.smoke
+@pytest.mark.ranks(1, 2, 3, 4, deadline=120)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_optimizers_in_fit(name, rank, size):
     """S1"""
@@ -64,6 +66,7 @@ FIT_MODES = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", list(FIT_MODES))
 def test_modes_of_fit(mode, rank, size):
     alone, together = net(), net()
@@ -73,6 +76,8 @@ def test_modes_of_fit(mode, rank, size):
     assert_close(weights(together), weights(alone), 1e-12)
 
 
+@pytest.mark.smoke
+@pytest.mark.ranks(2, 3, deadline=120)
 @pytest.mark.parametrize("mode", ["function", "eager"])
 @pytest.mark.parametrize("who", ["optimizer", "tape"])
 def test_custom_loops(mode, who, rank, size):
@@ -163,6 +168,7 @@ def test_wires(wire, rank, size):
     assert_same_on_all_ranks(weights(together))
 
 
+@pytest.mark.ranks(2, 3, deadline=120)
 @pytest.mark.parametrize("dense", [False, True])
 def test_embeddings(dense, rank, size):
     """H6: dense gradients and IndexedSlices in one model."""
@@ -193,6 +199,7 @@ def test_embeddings(dense, rank, size):
     assert_close(together, alone, 1e-12)
 
 
+@pytest.mark.ranks(3, deadline=120)
 def test_the_same_bits_again(rank, size):
     """P4"""
     results = []
@@ -205,6 +212,7 @@ def test_the_same_bits_again(rank, size):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.ranks(3, deadline=120)
 def test_groups_do_not_change_bits(rank, size):
     results = []
     for groups in (1, 2, 5, "layer", None):

@@ -9,7 +9,7 @@ import gradred.keras as hvd
 import tensorflow as tf
 from harness.training import KERAS_3, assert_same_on_all_ranks, keras
 
-pytestmark = pytest.mark.ranks(1, 2, 3, deadline=120)
+pytestmark = [pytest.mark.ranks(2, 3, deadline=120), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 Scale = keras.mixed_precision.LossScaleOptimizer

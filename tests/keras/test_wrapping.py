@@ -26,7 +26,7 @@ from harness.training import (
     weights,
 )
 
-pytestmark = pytest.mark.ranks(1, 2, deadline=120)
+pytestmark = [pytest.mark.ranks(2, deadline=120), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 ALL = np.arange(STEPS * ROWS)

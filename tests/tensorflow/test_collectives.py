@@ -10,7 +10,7 @@ import gradred.tensorflow as hvd
 import tensorflow as tf
 from gradred.errors import Abandoned, InvalidArgument, Mismatch, Unsupported
 
-pytestmark = pytest.mark.ranks(1, 2, 3)
+pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.smoke]
 
 DTYPES = [
     *(tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64),

@@ -14,7 +14,7 @@ import gradred.tensorflow as hvd
 import tensorflow as tf
 from gradred.errors import Unsupported
 
-pytestmark = pytest.mark.ranks(1, 2, 3)
+pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.smoke]
 
 
 def random(shape, rank, salt):

@@ -12,7 +12,7 @@ import gradred.tensorflow as hvd
 import tensorflow as tf
 from gradred.errors import Abandoned, InvalidArgument
 
-pytestmark = pytest.mark.ranks(1, 2, 3)
+pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.smoke]
 
 BOTH = pytest.mark.parametrize("mode", ["eager", "graph"])
 MANY = pytest.mark.ranks(2, 3)
