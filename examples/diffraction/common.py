@@ -34,8 +34,8 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     add("--growth", type=int, help="channels that a layer of a dense block adds")
     add("--kernel", type=int, help="size of the convolutions in the blocks")
     add("--blocks", help="layers of each dense block, such as 2,2")
-    add("--epochs", type=int, default=8, help="epochs in all, those before a resume included")
-    add("--batch", type=int, default=8, help="samples a step and rank")
+    add("--epochs", type=int, default=6, help="epochs in all, those before a resume included")
+    add("--batch", type=int, default=4, help="samples a step and rank")
     add("--lr", type=float, default=1e-3, help="learning rate of one rank; scaled by the ranks")
     add(
         "--warmup",

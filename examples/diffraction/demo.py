@@ -16,7 +16,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/diffraction"))
     parser.add_argument("--train", type=int, default=96, help="structures, 4 samples each")
     parser.add_argument("--test", type=int, default=16)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     args = parser.parse_args()
     data = args.out / "data"
     steps = (

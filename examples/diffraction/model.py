@@ -45,7 +45,7 @@ PRESETS = {
 
 
 def _layer(x, widths: Widths):
-    x = layers.BatchNormalization()(x)
+    x = layers.BatchNormalization(momentum=0.9)(x)
     x = layers.Activation("relu")(x)
     return layers.Conv2D(widths.growth, widths.kernel, padding="same")(x)
 
@@ -62,7 +62,7 @@ def _dense_block(x, count: int, widths: Widths):
 
 def _transition_down(x):
     channels = x.shape[-1]
-    x = layers.BatchNormalization()(x)
+    x = layers.BatchNormalization(momentum=0.9)(x)
     x = layers.Activation("relu")(x)
     x = layers.Conv2D(channels, 1, padding="same")(x)
     return layers.MaxPooling2D(2)(x)
