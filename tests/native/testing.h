@@ -1,4 +1,5 @@
-// A test framework in a page: TEST(Name) { CHECK(...); CHECK_EQ(a, b); }. `main` runs the tests whose names contain argv[1].
+// A test framework in a page: TEST(Name) { CHECK(...); CHECK_EQ(a, b); }. `main` runs the tests
+// whose names contain argv[1].
 #pragma once
 
 #include <cstdio>
@@ -58,22 +59,23 @@ inline int Main(int argc, char** argv) {
 
 }  // namespace testing
 
-#define TEST(Name)                                              \
-  static void Test##Name();                                     \
+#define TEST(Name)                                                     \
+  static void Test##Name();                                            \
   static const testing::Registrar kRegister##Name(#Name, &Test##Name); \
   static void Test##Name()
 #define CHECK(condition) testing::Check(bool(condition), #condition, __FILE__, __LINE__)
 #define CHECK_EQ(a, b) testing::CheckEq((a), (b), #a " == " #b, __FILE__, __LINE__)
 // The expression throws Error of this kind, and its message contains `part`.
-#define CHECK_ERROR(expression, error_kind, part)                                                        \
-  do {                                                                                                   \
-    bool thrown_ = false;                                                                                \
-    try {                                                                                                \
-      (void)(expression);                                                                                \
-    } catch (const gradred::Error& e) {                                                                  \
-      thrown_ = true;                                                                                    \
-      CHECK_EQ(std::string(gradred::KindName(e.kind())), gradred::KindName(error_kind));                 \
-      testing::Check(std::string(e.what()).find(part) != std::string::npos, e.what(), __FILE__, __LINE__); \
-    }                                                                                                    \
-    testing::Check(thrown_, #expression " throws", __FILE__, __LINE__);                                  \
+#define CHECK_ERROR(expression, error_kind, part)                                               \
+  do {                                                                                          \
+    bool thrown_ = false;                                                                       \
+    try {                                                                                       \
+      (void)(expression);                                                                       \
+    } catch (const gradred::Error& e) {                                                         \
+      thrown_ = true;                                                                           \
+      CHECK_EQ(std::string(gradred::KindName(e.kind())), gradred::KindName(error_kind));        \
+      testing::Check(std::string(e.what()).find(part) != std::string::npos, e.what(), __FILE__, \
+                     __LINE__);                                                                 \
+    }                                                                                           \
+    testing::Check(thrown_, #expression " throws", __FILE__, __LINE__);                         \
   } while (false)

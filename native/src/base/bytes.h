@@ -1,4 +1,5 @@
-// Little binary messages: fixed-width integers in host order (one job, one architecture) and length-prefixed strings.
+// Little binary messages: fixed-width integers in host order (one job, one architecture) and
+// length-prefixed strings.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,8 @@ bool Doorbell::Sleep(uint32_t ticket, Nanos timeout) {
   if (Ticket() != ticket) return true;
   if (timeout <= 0) return false;
   timeout = std::min<Nanos>(timeout, 3600 * kSecond);
-  const timespec limit{static_cast<time_t>(timeout / kSecond), static_cast<long>(timeout % kSecond)};
+  const timespec limit{static_cast<time_t>(timeout / kSecond),
+                       static_cast<long>(timeout % kSecond)};
   word_->sleepers.fetch_add(1, std::memory_order_seq_cst);
   Futex(&word_->rings, shared_ ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, ticket, &limit);
   word_->sleepers.fetch_sub(1, std::memory_order_seq_cst);

@@ -14,7 +14,8 @@ struct alignas(64) DoorbellWord {
   std::atomic<uint32_t> sleepers{0};
 };
 
-// Use: ticket = bell.Ticket(); look for work; if none, bell.Sleep(ticket, timeout). A ring after Ticket() is never lost.
+// Use: ticket = bell.Ticket(); look for work; if none, bell.Sleep(ticket, timeout). A ring after
+// Ticket() is never lost.
 class Doorbell {
  public:
   // `word` must outlive the doorbell. `shared`: the word is mapped by several processes.

@@ -8,8 +8,8 @@ struct Row {
   int size;
 };
 constexpr Row kRows[kDTypeCount] = {
-    {"bool", 1},    {"uint8", 1},   {"int8", 1},     {"int16", 2},   {"int32", 4},
-    {"int64", 8},   {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8},
+    {"bool", 1},  {"uint8", 1},   {"int8", 1},     {"int16", 2},   {"int32", 4},
+    {"int64", 8}, {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8},
 };
 
 uint32_t Bits(float f) {
@@ -41,7 +41,8 @@ float ToFloat(Float16 h) {
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16;
   const uint32_t magnitude = h.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return FromBits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  // The bits of a half, shifted to float position, are a float 2^112 times too small; subnormals come out right too.
+  // The bits of a half, shifted to float position, are a float 2^112 times too small; subnormals
+  // come out right too.
   const float scaled = FromBits(magnitude << 13) * FromBits(0x77800000u);  // times 2^112
   return FromBits(Bits(scaled) | sign);
 }
@@ -51,7 +52,8 @@ Float16 ToFloat16(float f) {
   const uint16_t sign = static_cast<uint16_t>(u >> 16 & 0x8000u);
   const uint32_t magnitude = u & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
-  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds beyond 65504
+  if (magnitude >= 0x477ff000u)
+    return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds beyond 65504
   if (magnitude < 0x38800000u) {  // subnormal half: adding 0.5 puts the rounding at the right bit
     const float shifted = FromBits(magnitude) + 0.5f;
     return {static_cast<uint16_t>(sign | (Bits(shifted) - 0x3f000000u))};

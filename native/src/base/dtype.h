@@ -8,24 +8,39 @@
 namespace gradred {
 
 enum class DType : uint8_t {
-  kBool, kUint8, kInt8, kInt16, kInt32, kInt64, kFloat16, kBfloat16, kFloat32, kFloat64,
+  kBool,
+  kUint8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
 };
 constexpr int kDTypeCount = 10;
 
-int DTypeSize(DType dtype);           // bytes an element
-const char* DTypeName(DType dtype);   // "float16", as NumPy writes it
+int DTypeSize(DType dtype);          // bytes an element
+const char* DTypeName(DType dtype);  // "float16", as NumPy writes it
 bool DTypeFromName(const std::string& name, DType* dtype);
 
 inline bool IsHalf(DType d) { return d == DType::kFloat16 || d == DType::kBfloat16; }
-inline bool IsFloating(DType d) { return IsHalf(d) || d == DType::kFloat32 || d == DType::kFloat64; }
+inline bool IsFloating(DType d) {
+  return IsHalf(d) || d == DType::kFloat32 || d == DType::kFloat64;
+}
 inline bool IsInteger(DType d) { return !IsFloating(d) && d != DType::kBool; }
 
 // Storage types: distinct, so that a template picks the right conversion.
-struct Float16 { uint16_t bits; };
-struct Bfloat16 { uint16_t bits; };
+struct Float16 {
+  uint16_t bits;
+};
+struct Bfloat16 {
+  uint16_t bits;
+};
 
-// Round to nearest even; overflow becomes infinity, NaN stays NaN. Written without branches that depend on data more
-// than needed, so that compilers vectorise loops over them.
+// Round to nearest even; overflow becomes infinity, NaN stays NaN. Written without branches that
+// depend on data more than needed, so that compilers vectorise loops over them.
 float ToFloat(Float16 h);
 Float16 ToFloat16(float f);
 

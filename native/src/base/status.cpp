@@ -4,16 +4,26 @@ namespace gradred {
 
 const char* KindName(Kind kind) {
   switch (kind) {
-    case Kind::kOk: return "Ok";
-    case Kind::kInvalidArgument: return "InvalidArgument";
-    case Kind::kMismatch: return "Mismatch";
-    case Kind::kAbandoned: return "Abandoned";
-    case Kind::kUnsupported: return "Unsupported";
-    case Kind::kNotInitialized: return "NotInitialized";
-    case Kind::kTimeout: return "Timeout";
-    case Kind::kPeerLost: return "PeerLost";
-    case Kind::kTransportError: return "TransportError";
-    case Kind::kInternal: return "Internal";
+    case Kind::kOk:
+      return "Ok";
+    case Kind::kInvalidArgument:
+      return "InvalidArgument";
+    case Kind::kMismatch:
+      return "Mismatch";
+    case Kind::kAbandoned:
+      return "Abandoned";
+    case Kind::kUnsupported:
+      return "Unsupported";
+    case Kind::kNotInitialized:
+      return "NotInitialized";
+    case Kind::kTimeout:
+      return "Timeout";
+    case Kind::kPeerLost:
+      return "PeerLost";
+    case Kind::kTransportError:
+      return "TransportError";
+    case Kind::kInternal:
+      return "Internal";
   }
   return "Unknown";
 }

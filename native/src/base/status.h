@@ -1,5 +1,5 @@
-// Kinds of errors, and the two ways they travel: Error is thrown by synchronous code, Status crosses threads, processes
-// and C callbacks.
+// Kinds of errors, and the two ways they travel: Error is thrown by synchronous code, Status
+// crosses threads, processes and C callbacks.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,8 @@ class Error : public std::runtime_error {
   Kind kind_;
 };
 
-// The exception in flight as a Status: Error keeps its kind, anything else is kInternal. Call it in a catch block.
+// The exception in flight as a Status: Error keeps its kind, anything else is kInternal. Call it in
+// a catch block.
 Status CurrentException();
 
 inline void ThrowIfError(const Status& status) {

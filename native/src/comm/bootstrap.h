@@ -1,4 +1,5 @@
-// How ranks meet before they have a transport: by MPI, by a socket of the node, or (threads) by memory.
+// How ranks meet before they have a transport: by MPI, by a socket of the node, or (threads) by
+// memory.
 #pragma once
 
 #include <memory>

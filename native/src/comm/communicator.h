@@ -1,4 +1,5 @@
-// Seam: collectives of one group of ranks. Built from a Transport and algorithms (AlgorithmCommunicator), or native.
+// Seam: collectives of one group of ranks. Built from a Transport and algorithms
+// (AlgorithmCommunicator), or native.
 #pragma once
 
 #include <functional>
@@ -13,7 +14,8 @@ namespace gradred::comm {
 
 enum class Space { kHost, kShared, kPinned, kDevice };
 
-// Memory that a communicator can reduce in. Freed by the destructor, which must not run while a Work uses it.
+// Memory that a communicator can reduce in. Freed by the destructor, which must not run while a
+// Work uses it.
 class Segment {
  public:
   virtual ~Segment() = default;
@@ -27,9 +29,10 @@ using LayoutPtr = std::shared_ptr<const reduce::Layout>;
 // merge(a, b) must be commutative and associative: the result must not depend on the order.
 using MergeFunction = std::function<std::string(const std::string&, const std::string&)>;
 
-// All calls are collective over the communicator's ranks, start a Work and do not wait. The ranks issue them in one
-// order; several may be unfinished at once. Arguments must agree over ranks where not said otherwise; sizes that are not
-// known to agree are exchanged by the caller first. Used by one thread, the one that owns the transport.
+// All calls are collective over the communicator's ranks, start a Work and do not wait. The ranks
+// issue them in one order; several may be unfinished at once. Arguments must agree over ranks where
+// not said otherwise; sizes that are not known to agree are exchanged by the caller first. Used by
+// one thread, the one that owns the transport.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -38,33 +41,40 @@ class Communicator {
   virtual std::string name() const = 0;  // "recursive halving over mpi", for reports
   virtual Transport& transport() = 0;    // what the owner sleeps on
 
-  // A local call, not collective: memory for AllReduce, ReduceScatter and AllGather of this communicator, zeroed or not. Throws
-  // kUnsupported with sizes and remedy when there is no room (a full /dev/shm is an error here, never a SIGBUS later).
+  // A local call, not collective: memory for AllReduce, ReduceScatter and AllGather of this
+  // communicator, zeroed or not. Throws kUnsupported with sizes and remedy when there is no room (a
+  // full /dev/shm is an error here, never a SIGBUS later).
   virtual SegmentPtr Alloc(int64_t nbytes) = 0;
 
-  // In place on [offset, offset + layout->nbytes()) of `segment`, which comes from Alloc of this communicator and has the same
-  // offset on all ranks (the segments may be different objects at different times, but each rank uses the segment that it
-  // allocated k-th where the others use their k-th). `offset` is a multiple of kAlign. A segment is reused by the owner
-  // as soon as its own Work is finished; that rule alone must be enough.
+  // In place on [offset, offset + layout->nbytes()) of `segment`, which comes from Alloc of this
+  // communicator and has the same offset on all ranks (the segments may be different objects at
+  // different times, but each rank uses the segment that it allocated k-th where the others use
+  // their k-th). `offset` is a multiple of kAlign. A segment is reused by the owner as soon as its
+  // own Work is finished; that rule alone must be enough.
   virtual WorkPtr AllReduce(Segment& segment, int64_t offset, LayoutPtr layout) = 0;
-  // Afterwards rank r holds the reduced bytes of parts[r] (ranges relative to `offset`, multiples of kAlign or the layout's
-  // end, one a rank, maybe empty); the other parts of its segment are undefined.
+  // Afterwards rank r holds the reduced bytes of parts[r] (ranges relative to `offset`, multiples
+  // of kAlign or the layout's end, one a rank, maybe empty); the other parts of its segment are
+  // undefined.
   virtual WorkPtr ReduceScatter(Segment& segment, int64_t offset, LayoutPtr layout,
                                 std::vector<reduce::Range> parts) = 0;
-  // Rank r brings parts[r]; afterwards all have all parts. Directly after a ReduceScatter of the same parts, or alone.
+  // Rank r brings parts[r]; afterwards all have all parts. Directly after a ReduceScatter of the
+  // same parts, or alone.
   virtual WorkPtr AllGather(Segment& segment, int64_t offset, std::vector<reduce::Range> parts) = 0;
 
-  // On any host memory. nbytes[r]: what rank r brings; `all` receives the contributions in rank order.
+  // On any host memory. nbytes[r]: what rank r brings; `all` receives the contributions in rank
+  // order.
   virtual WorkPtr AllGatherV(const void* mine, void* all, std::vector<int64_t> nbytes) = 0;
   virtual WorkPtr Broadcast(void* data, int64_t nbytes, int root) = 0;
   // send[r] bytes go to rank r, recv[r] come from it; blocks lie one after the other in rank order.
   virtual WorkPtr AllToAllV(const void* in, std::vector<int64_t> send, void* out,
                             std::vector<int64_t> recv) = 0;
   virtual WorkPtr Barrier() = 0;
-  // *blob becomes merge of all ranks' blobs, which may differ in size; equal on all ranks, in log2(size) exchanges.
+  // *blob becomes merge of all ranks' blobs, which may differ in size; equal on all ranks, in
+  // log2(size) exchanges.
   virtual WorkPtr Union(std::string* blob, MergeFunction merge) = 0;
 
-  // See Note [Averages of halves] in reduce/layout.h: reduced value of kAverage * average_residual() = mean.
+  // See Note [Averages of halves] in reduce/layout.h: reduced value of kAverage *
+  // average_residual() = mean.
   virtual double average_residual() const = 0;
 };
 

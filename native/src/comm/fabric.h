@@ -1,5 +1,6 @@
-// What joins the machines of a job: a way to meet, and transports over all ranks. comm/mpi opens one on MPI; comm/local one for a
-// single machine, whose transports are null (shared memory serves all ranks there). comm/world.cpp puts shared memory on top.
+// What joins the machines of a job: a way to meet, and transports over all ranks. comm/mpi opens
+// one on MPI; comm/local one for a single machine, whose transports are null (shared memory serves
+// all ranks there). comm/world.cpp puts shared memory on top.
 #pragma once
 
 #include <memory>
@@ -17,10 +18,12 @@ class Fabric {
  public:
   virtual ~Fabric() = default;
   virtual Bootstrap& bootstrap() = 0;
-  // Collective. Over all ranks of the job, with traffic apart from the other two; null where the fabric has no messages of its own.
+  // Collective. Over all ranks of the job, with traffic apart from the other two; null where the
+  // fabric has no messages of its own.
   virtual std::unique_ptr<Transport> MakeTransport(Traffic traffic) = 0;
   virtual std::string Describe() const = 0;
-  // Collective; frees what the fabric made (MPI_Finalize if it initialised MPI). Transports are destroyed before.
+  // Collective; frees what the fabric made (MPI_Finalize if it initialised MPI). Transports are
+  // destroyed before.
   virtual void Close() = 0;
   // After an engine error: no call reaches the outside library again, at exit neither.
   virtual void Abort() = 0;
@@ -35,7 +38,9 @@ struct LauncherInfo {
   int size = 0, rank = -1;
   std::string prefix;  // installation that the launcher belongs to
 };
-LauncherInfo FindLauncher();     // comm/mpi/
-bool MpiIsInitialized();         // comm/mpi/: some MPI library of this process is initialised
+LauncherInfo FindLauncher();  // comm/mpi/
+bool MpiIsInitialized();      // comm/mpi/: some MPI library of this process is initialised
+int InitializedMpiSize();     // comm/mpi/: of its MPI_COMM_WORLD; 0: none is initialised
+int LocalLauncherSize();      // comm/local/: ranks that were started without MPI; 0: not said
 
 }  // namespace gradred::comm

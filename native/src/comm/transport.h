@@ -12,9 +12,10 @@
 
 namespace gradred::comm {
 
-// Something that finishes later. It has no thread of its own: it advances when polled, by one thread. Memory handed to
-// the call that made a Work stays valid until the Work has finished. A Work that is destroyed unfinished leaves its memory
-// to whatever is still running, so the owner must keep (leak) that memory: only done after an engine error.
+// Something that finishes later. It has no thread of its own: it advances when polled, by one
+// thread. Memory handed to the call that made a Work stays valid until the Work has finished. A
+// Work that is destroyed unfinished leaves its memory to whatever is still running, so the owner
+// must keep (leak) that memory: only done after an engine error.
 class Work {
  public:
   virtual ~Work() = default;
@@ -39,54 +40,60 @@ class Work {
 };
 using WorkPtr = std::unique_ptr<Work>;
 
-// Messages of one (peer, tag) arrive in the order they were sent and match receives in the order those were posted.
-// `channel` separates communicators, `sequence` the works of one communicator (all its ranks issue them in one order).
+// Messages of one (peer, tag) arrive in the order they were sent and match receives in the order
+// those were posted. `channel` separates communicators, `sequence` the works of one communicator
+// (all its ranks issue them in one order).
 struct Tag {
   uint16_t channel = 0;   // < kChannels
   uint16_t sequence = 0;  // < kSequences
 };
-constexpr int kChannels = 16384, kSequences = 128;  // together below 2^21: MPI tags of every library hold them
+constexpr int kChannels = 16384,
+              kSequences = 128;  // together below 2^21: MPI tags of every library hold them
 
 struct Message {
   int source = -1;
   std::string bytes;
 };
 
-// One Transport object is used by one thread at a time; a rank has several objects (control, data, side) with separate
-// traffic. Abort and bell() may be used from any thread.
+// One Transport object is used by one thread at a time; a rank has several objects (control, data,
+// side) with separate traffic. Abort and bell() may be used from any thread.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Any size from 0, also beyond 2^31. A received message must have exactly the size posted, else kTransportError naming
-  // both. A send may finish before the message is received. Sending to oneself works.
+  // Any size from 0, also beyond 2^31. A received message must have exactly the size posted, else
+  // kTransportError naming both. A send may finish before the message is received. Sending to
+  // oneself works.
   virtual WorkPtr Send(int peer, Tag tag, const void* data, int64_t nbytes) = 0;
   virtual WorkPtr Recv(int peer, Tag tag, void* data, int64_t nbytes) = 0;
 
-  // Datagrams from any rank, of at most kMaxDatagram bytes, apart from the tagged messages: the side channel. Post never
-  // waits (it queues). TakePosted returns false when there is none.
+  // Datagrams from any rank, of at most kMaxDatagram bytes, apart from the tagged messages: the
+  // side channel. Post never waits (it queues). TakePosted returns false when there is none.
   virtual void Post(int peer, const std::string& bytes) = 0;
   virtual bool TakePosted(Message* message) = 0;
 
   // Moves messages; called by Poll of every Work, and by whoever waits.
   virtual void Progress() = 0;
 
-  // Rung by every arrival that this transport can announce, and by anyone who wants the owner's attention.
+  // Rung by every arrival that this transport can announce, and by anyone who wants the owner's
+  // attention.
   virtual Doorbell& bell() = 0;
-  // False: every event that could finish a Work of this transport rings bell(), so the owner may sleep on it for long.
-  // True: some unfinished Work needs polling (MPI), so sleep at most a Backoff's time.
+  // False: every event that could finish a Work of this transport rings bell(), so the owner may
+  // sleep on it for long. True: some unfinished Work needs polling (MPI), so sleep at most a
+  // Backoff's time.
   virtual bool MustPoll() const = 0;
 
-  // From now on every Work, pending and new, finishes with `cause`; the first cause stays. No call reaches an outside
-  // library after it. Rings the bell.
+  // From now on every Work, pending and new, finishes with `cause`; the first cause stays. No call
+  // reaches an outside library after it. Rings the bell.
   virtual void Abort(const Status& cause) = 0;
 };
 constexpr int64_t kMaxDatagram = 4096;
 
-// How a thread waits on a transport: 50 us of polling, then sleeps: on the bell, or, while the transport must be polled,
-// for 20 us growing to 1 ms. Use: Reset() when something happened; take the ticket before looking for work.
+// How a thread waits on a transport: 50 us of polling, then sleeps: on the bell, or, while the
+// transport must be polled, for 20 us growing to 1 ms. Use: Reset() when something happened; take
+// the ticket before looking for work.
 class Backoff {
  public:
   void Reset() { started_ = 0; }
@@ -98,7 +105,8 @@ class Backoff {
   Nanos sleep_ = 0;
 };
 
-// Blocks until `work` has finished and returns its status; kTimeout naming `what` when `timeout` passes first.
+// Blocks until `work` has finished and returns its status; kTimeout naming `what` when `timeout`
+// passes first.
 Status Wait(Work& work, Transport& transport, Nanos timeout, const std::string& what);
 
 }  // namespace gradred::comm

@@ -1,4 +1,5 @@
-// Everything a rank needs to talk to the others, however it was launched. The engine sees this interface alone.
+// Everything a rank needs to talk to the others, however it was launched. The engine sees this
+// interface alone.
 #pragma once
 
 #include <cstdint>
@@ -12,33 +13,37 @@
 
 namespace gradred::comm {
 
-// Channels of a transport: the control communicator of process set s and its data communicators use 4 * s ... 4 * s + 3.
+// Channels of a transport: the control communicator of process set s and its data communicators use
+// 4 * s ... 4 * s + 3.
 constexpr int kChannelsPerSet = 4;
 
 class World {
  public:
   virtual ~World() = default;
   virtual const Topology& topology() const = 0;
-  virtual uint64_t nonce() const = 0;          // of this job, equal on all ranks
-  virtual std::string Describe() const = 0;    // "Open MPI 5.0.11 (path), shared memory in the node"
+  virtual uint64_t nonce() const = 0;        // of this job, equal on all ranks
+  virtual std::string Describe() const = 0;  // "Open MPI 5.0.11 (path), shared memory in the node"
 
   // Three transports over all ranks with separate traffic, each for one thread.
   virtual Transport& control() = 0;
   virtual Transport& data() = 0;
   virtual Transport& side() = 0;
 
-  // For a process set (world ranks, ascending, the caller among them). Local calls: no waiting. The first is over control(), the
-  // second, for tensors, over data().
-  virtual std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int set_id) = 0;
+  // For a process set (world ranks, ascending, the caller among them). Local calls: no waiting. The
+  // first is over control(), the second, for tensors, over data().
+  virtual std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members,
+                                                    int set_id) = 0;
   virtual std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) = 0;
 
-  // A peer's process has ended without closing the world: kPeerLost naming rank, host, pid and, where known, the signal
-  // (a launcher may leave it in the job's notes). Cheap; called a few times a second by the control thread.
+  // A peer's process has ended without closing the world: kPeerLost naming rank, host, pid and,
+  // where known, the signal (a launcher may leave it in the job's notes). Cheap; called a few times
+  // a second by the control thread.
   virtual std::optional<Status> CheckPeers() = 0;
 
   // Collective, at a clean end: no peer's end is a loss from here on. Throws on time out.
   virtual void Close() = 0;
-  // After an engine error: aborts the transports; nothing of the outside library is called again, at exit neither.
+  // After an engine error: aborts the transports; nothing of the outside library is called again,
+  // at exit neither.
   virtual void Abort(const Status& cause) = 0;
 };
 
@@ -48,15 +53,18 @@ struct WorldOptions {
   int virtual_nodes = 1;           // cut each machine into this many nodes of consecutive ranks
   std::string mpi_library;         // path; empty: the loaded one, else one that fits the launcher
   std::string prefix;              // sys.prefix: wheels keep their libraries there
-  const void* mpi_comm = nullptr;  // handle of a communicator of the loaded MPI, mpi_comm_size bytes: the ranks to use
+  const void* mpi_comm =
+      nullptr;  // handle of a communicator of the loaded MPI, mpi_comm_size bytes: the ranks to use
   int mpi_comm_size = 0;
-  std::vector<int> ranks;          // of MPI_COMM_WORLD; empty: all
+  std::vector<int> ranks;  // of MPI_COMM_WORLD, or of the local launcher's; empty: all
   int64_t chunk_nbytes = 4 << 20;
-  Nanos timeout = 300 * kSecond;   // for opening
+  Nanos timeout = 300 * kSecond;  // for opening
 };
 
-// Collective over the job. auto: mpi when an MPI is loaded and initialised or a launcher's variables say more than one rank, local
-// when GRADRED_LOCAL_SIZE is set (see comm/local/), else self.
+// Collective over the job. auto: local when GRADRED_LOCAL_SIZE is set (see comm/local/), but mpi
+// when MPI or its launcher has equally many ranks, and kInvalidArgument when it has others, more
+// than one; mpi when an MPI is initialised or a launcher's variables say more than one rank; else
+// self.
 std::unique_ptr<World> OpenWorld(const WorldOptions& options);
 
 }  // namespace gradred::comm

@@ -1,7 +1,9 @@
 #include "engine/plan.h"
 
+#include <algorithm>
 #include <atomic>
 #include <sstream>
+#include <utility>
 
 #include "base/bytes.h"
 
@@ -169,21 +171,56 @@ DomainSpecPtr Deserialize(const std::string& bytes) {
   return spec;
 }
 
+namespace {
+
+// One element on the wire: its dtype, and the bytes of what stands for one of the tensor.
+std::pair<DType, int64_t> OnTheWire(const EntrySpec& entry) {
+  if (entry.op != Op::kAllReduce) return {entry.dtype, DTypeSize(entry.dtype)};
+  EntrySpec scalar = entry;
+  scalar.shape = {};
+  MemberPlan member;
+  const reduce::Section section = PlanMember(scalar, 0, &member);
+  return {section.dtype, section.count * DTypeSize(section.dtype)};
+}
+
+// A sum of bytes, "?" when a tensor's shape is not known yet.
+class NbytesText {
+ public:
+  void Add(const EntrySpec& entry, int64_t element_nbytes) {
+    known_ &= std::all_of(entry.shape.begin(), entry.shape.end(), [](int64_t d) { return d >= 0; });
+    if (known_) nbytes_ += entry.count() * element_nbytes;
+  }
+  std::string Get() const { return known_ ? std::to_string(nbytes_) : "?"; }
+
+ private:
+  bool known_ = true;
+  int64_t nbytes_ = 0;
+};
+
+}  // namespace
+
+// Not from PlanOf: dimensions may be unknown, and what is wrong with a spec is for Open to say.
 std::string Describe(const DomainSpec& spec) {
-  const std::shared_ptr<const Plan> plan = PlanOf(spec);
+  const int n = static_cast<int>(spec.entries.size());
+  const std::vector<int> ends = spec.group_ends.empty() ? std::vector<int>{n} : spec.group_ends;
+  NbytesText total;
+  for (const EntrySpec& entry : spec.entries) total.Add(entry, DTypeSize(entry.dtype));
   std::ostringstream out;
-  out << spec.name << ": " << spec.entries.size() << " entries, " << plan->nbytes << " bytes, "
-      << plan->groups.size() << (plan->groups.size() == 1 ? " group" : " groups") << '\n';
-  for (size_t g = 0; g < plan->groups.size(); ++g) {
-    const GroupPlan& group = plan->groups[g];
-    int64_t nbytes = 0;
-    for (int i = group.first; i < group.last; ++i)
-      nbytes += spec.entries[i].count() * DTypeSize(spec.entries[i].wire);
-    out << "  group " << g << ": " << group.last - group.first << " entries, " << nbytes
-        << " bytes on the wire:";
-    for (int i = group.first; i < group.last; ++i)
-      out << ' ' << spec.entries[i].label << " (" << DTypeName(spec.entries[i].wire) << ')';
-    out << '\n';
+  out << spec.name << ": " << n << " entries, " << total.Get() << " bytes, " << ends.size()
+      << (ends.size() == 1 ? " group" : " groups") << '\n';
+  int first = 0;
+  for (size_t g = 0; g < ends.size(); ++g) {
+    const int end = std::min(ends[g], n);
+    NbytesText nbytes;
+    std::string members;
+    for (int i = first; i < end; ++i) {
+      const auto [dtype, element_nbytes] = OnTheWire(spec.entries[i]);
+      nbytes.Add(spec.entries[i], element_nbytes);
+      members += ' ' + spec.entries[i].label + " (" + DTypeName(dtype) + ')';
+    }
+    out << "  group " << g << ": " << end - first << " entries, " << nbytes.Get()
+        << " bytes on the wire:" << members << '\n';
+    first = end;
   }
   return out.str();
 }

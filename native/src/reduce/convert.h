@@ -12,15 +12,17 @@ struct ConvertCounts {
   int64_t saturated = 0;   // finite elements of the source that became infinite in the destination
 };
 
-// dst[i] = cast(src[i] * scale). Scaling is done in float64 when either side is float64 or an integer wider than 16 bits, else
-// in float32; with scale == 1 and equal dtypes it is a copy. Float to integer rounds toward zero and clamps to the range (NaN
-// gives 0). Integer to a narrower integer clamps. bool converts as 0 and 1. `dst` may equal `src` when the sizes agree.
-// `counts`, where not null, is added to, for floating dst only.
-void Convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count, double scale,
-             ConvertCounts* counts);
+// dst[i] = cast(src[i] * scale). Scaling is done in float64 when either side is float64 or an
+// integer wider than 16 bits, else in float32; with scale == 1 and equal dtypes it is a copy. Float
+// to integer rounds toward zero and clamps to the range (NaN gives 0). Integer to a narrower
+// integer clamps. bool converts as 0 and 1. `dst` may equal `src` when the sizes agree. `counts`,
+// where not null, is added to, for floating dst only.
+void Convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count,
+             double scale, ConvertCounts* counts);
 
-// Averages of integers never wrap: bool and integers up to 32 bits travel as int64 sums (Convert both ways, with the
-// division here); int64 travels as quotient and remainder by `size`, 2 * count int64 values.
+// Averages of integers never wrap: bool and integers up to 32 bits travel as int64 sums (Convert
+// both ways, with the division here); int64 travels as quotient and remainder by `size`, 2 * count
+// int64 values.
 void PackInt64Average(int64_t* dst, const int64_t* src, int64_t count, int size);
 // mean = sum of quotients + (sum of remainders) / size, rounded toward zero.
 void UnpackInt64Average(int64_t* dst, const int64_t* src, int64_t count, int size);
