@@ -270,7 +270,12 @@ def allreduce_slices(
         for what, part in (("values", slices.values), ("indices", slices.indices))
     )
     if scale != 1.0:
-        values *= tf.cast(scale, values.dtype)
+        if not values.dtype.is_floating:
+            raise Unsupported(
+                f"allreduce of tf.IndexedSlices of {values.dtype.name} by a factor of {scale}: "
+                "expected floating-point values, or Sum without factors"
+            )
+        values *= tf.constant(scale, values.dtype)  # tf.cast would round it to float32 first
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 
 import gradred.keras as hvd
@@ -12,6 +14,15 @@ KERAS_3 = int(getattr(keras, "__version__", "2").split(".")[0]) >= 3
 
 STEPS = 5
 ROWS = 12  # in a step on all ranks together
+
+
+@contextmanager
+def double_precision():
+    """Keras takes the mean over the batch in its floatx: 1/12 in float32 is not three times 1/4."""
+    before = keras.backend.floatx()
+    keras.backend.set_floatx("float64")
+    yield
+    keras.backend.set_floatx(before)
 
 
 def data():

@@ -14,6 +14,7 @@ from harness.training import (
     STEPS,
     assert_close,
     assert_same_on_all_ranks,
+    double_precision,
     fit,
     keras,
     loop,
@@ -26,6 +27,13 @@ pytestmark = pytest.mark.ranks(2, deadline=120)
 
 O = keras.optimizers  # noqa: E741
 ALL = np.arange(STEPS * ROWS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def double():
+    with double_precision():
+        yield
+
 
 OPTIMIZERS = {
     "SGD": lambda: O.SGD(0.05, momentum=0.9),

@@ -18,6 +18,7 @@ from harness.training import (
     STEPS,
     assert_close,
     data,
+    double_precision,
     fit,
     keras,
     mse,
@@ -30,6 +31,12 @@ pytestmark = [pytest.mark.ranks(2, deadline=120), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 ALL = np.arange(STEPS * ROWS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def double():
+    with double_precision():
+        yield
 
 
 def iterations(optimizer):

@@ -311,6 +311,9 @@ def test_slices(mode, rank, size):
             expected[r] += [1, 2]
             expected[5] += [3, 4]
         np.testing.assert_allclose(result, expected * factor, rtol=1e-6)
+    double = tf.constant([[0.3, 1.0], [1.0, 1.0]], tf.float64)
+    result = modes(lambda v: step(v, hvd.Average))[mode](double)
+    assert result[rank, 0] == 0.3 * (2.0 / size)
     with pytest.raises(Unsupported, match="IndexedSlices"):
         step(values, hvd.Max)
 
