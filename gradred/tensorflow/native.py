@@ -13,7 +13,7 @@ import tensorflow as tf
 from gradred import errors
 from gradred._native import core
 
-__all__ = ["as_gradred_error", "native_errors", "ops", "propose"]
+__all__ = ["abandon", "as_gradred_error", "native_errors", "ops", "propose"]
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
@@ -36,6 +36,11 @@ def propose(key: str, order: Sequence[int], group_ends: Sequence[int]) -> None:
     places = (ctypes.c_int * len(order))(*order)
     ends = (ctypes.c_int * len(group_ends))(*group_ends)
     _library.gradred_tf_propose(key.encode(), places, len(order), ends, len(group_ends))
+
+
+def abandon(key: str, reason: str) -> None:
+    """Gives up the next batch of an eager domain; the others get Abandoned with rank and reason."""
+    _library.gradred_tf_abandon(key.encode(), reason.encode())
 
 
 _KIND = re.compile(r"gradred (\w+): ")

@@ -16,6 +16,7 @@ from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp, native_name
 from gradred.tensorflow import graph
 from gradred.tensorflow.functions import allreduce_slices, label_of
+from gradred.tensorflow.native import abandon
 from gradred.tensorflow.ops import Member, declare, reduce_members
 
 __all__ = ["GradientReducer", "Options"]
@@ -158,6 +159,17 @@ def reduce_gradients(
             label = f"{name}/{position}"
             results[i] = allreduce_slices(slices, options.op, 1.0, label, options.process_set)
     return results
+
+
+def abandon_gradients(name: str, variables: Sequence[Any], options: Options, reason: str) -> None:
+    """In eager mode, instead of reduce_gradients: this rank has no gradients to bring. Local."""
+    if not basics.is_initialized():
+        return
+    nothing = [None] * len(variables)
+    order = make_plans(nothing, variables, options).listed
+    members = [_member(None, variables[i], options)[1] for i in order.order]
+    number = options.process_set.require_member(name)
+    abandon(declare(f"{name}.eager", members, order.ends, number).key, reason)
 
 
 def _stays_sparse(gradient: Any, options: Options) -> bool:

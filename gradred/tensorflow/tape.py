@@ -12,7 +12,7 @@ from gradred.grouping import Groups
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp
 from gradred.tensorflow import graph
-from gradred.tensorflow.reducer import Options, reduce_gradients
+from gradred.tensorflow.reducer import Options, abandon_gradients, reduce_gradients
 
 __all__ = ["DistributedGradientTape", "refuse_reduced"]
 
@@ -91,15 +91,21 @@ class _DistributedTape:
         use_generic_names: bool = False,
     ) -> Any:
         """As tf.GradientTape.gradient, reduced over the ranks. Collective."""
-        local = super().gradient(  # type: ignore[misc]
-            target, sources, output_gradients, unconnected_gradients
-        )
         variables = tf.nest.flatten(sources)
-        gradients = tf.nest.flatten(local)
-        if not variables:
-            return local
         # Where the program is, and not the tape: loops make a tape a step.
         name = graph.domain_name(_KIND, None)
+        try:
+            local = super().gradient(  # type: ignore[misc]
+                target, sources, output_gradients, unconnected_gradients
+            )
+        except Exception as error:
+            if tf.executing_eagerly() and variables:
+                reason = f"{type(error).__name__}: {error}"[:1000]
+                abandon_gradients(name, variables, self._gradred_options, reason)
+            raise
+        if not variables:
+            return local
+        gradients = tf.nest.flatten(local)
         reduced = reduce_gradients(name, gradients, variables, self._gradred_options)
         if tf.executing_eagerly():
             self._gradred_sources = {id(variable) for variable in variables}

@@ -27,6 +27,18 @@ extern "C" __attribute__((visibility("default"))) const char* gradred_tf_load_er
   return gradred::tf::load_status.ok() ? nullptr : text.c_str();
 }
 
+// Gives up the next batch of a domain that eager mode runs: the other ranks learn `reason`.
+extern "C" __attribute__((visibility("default"))) void gradred_tf_abandon(const char* key,
+                                                                          const char* reason) {
+  try {
+    const auto engine = gradred::engine::GlobalOrNull();
+    if (engine == nullptr) return;
+    engine->Abandon(engine->Open(gradred::tf::Domain::For(key, "").spec()), reason);
+  } catch (...) {
+    // The engine has failed, which the others know.
+  }
+}
+
 // See Note [Arrangements]. `order` has n elements, `group_ends` groups.
 extern "C" __attribute__((visibility("default"))) void gradred_tf_propose(const char* key,
                                                                           const int* order, int n,

@@ -190,6 +190,50 @@ def test_v1_optimizers(rank, size):
     np.testing.assert_allclose(result, expected, rtol=1e-6)  # its rate is a float32
 
 
+@pytest.mark.ranks(2, 3, deadline=120)
+def test_a_step_of_fit_that_fails_on_one_rank(rank, size):
+    """H19"""
+    bad = tf.Variable(False, trainable=False)
+
+    @tf.custom_gradient
+    def fragile(x):
+        def backward(cotangent):
+            with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(bad), ["backward"])]):
+                return tf.identity(cotangent)
+
+        return tf.identity(x), backward
+
+    class Fragile(keras.layers.Layer):
+        def call(self, x):
+            return fragile(x)
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(4), Fragile(), keras.layers.Dense(2)]
+    )
+    fit(model, hvd.DistributedOptimizer(O.SGD(0.05)), my_rows(rank, size), ROWS // size)
+    before = weights(model)
+    bad.assign(rank == size - 1)
+    x, y = data()
+    expected = tf.errors.InvalidArgumentError if rank == size - 1 else tf.errors.AbortedError
+    with pytest.raises(expected) as caught:
+        model.fit(x[:ROWS], y[:ROWS], batch_size=ROWS, verbose=0)
+    if rank != size - 1:
+        assert f"rank {size - 1}" in str(caught.value)
+    assert_close(weights(model), before, 0)
+    bad.assign(False)
+    model.fit(x[:ROWS], y[:ROWS], batch_size=ROWS, verbose=0)
+    assert any(np.abs(a - b).max() > 0 for a, b in zip(weights(model), before, strict=True))
+
+
+def test_another_keras_backend_is_refused(monkeypatch):
+    if not KERAS_3:
+        pytest.skip("Keras 2 has one backend")
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(Unsupported, match="the Keras backend is jax"):
+        hvd.DistributedOptimizer(O.SGD(0.1))
+
+
 @pytest.mark.ranks(2)
 def test_a_gradient_that_one_rank_lacks(rank, size):
     """H21, in a custom loop and with Adam's slots."""

@@ -318,6 +318,30 @@ def test_slices(mode, rank, size):
         step(values, hvd.Max)
 
 
+@BOTH
+@pytest.mark.ranks(3)
+def test_process_sets(mode, rank):
+    pair = hvd.add_process_set(hvd.ProcessSet([0, 2]))
+    if rank == 1:
+        with pytest.raises(InvalidArgument, match="rank 1 is no member"):
+            hvd.allreduce(tf.constant(1.0), process_set=pair)
+        return
+    run = modes(lambda x: hvd.allreduce(x, process_set=pair))[mode]
+    assert float(run(tf.constant(float(rank)))) == 1.0
+    run = modes(lambda x: hvd.allgather(x, process_set=pair))[mode]
+    np.testing.assert_array_equal(run(tf.constant([rank])), [0, 2])
+    run = modes(lambda x: hvd.broadcast(x, 2, process_set=pair))[mode]
+    assert float(run(tf.constant(float(rank)))) == 2.0
+    with pytest.raises(InvalidArgument, match="root_rank=1"):
+        hvd.broadcast(tf.constant(0.0), 1, process_set=pair)
+    with tf.GradientTape() as tape:
+        x = tf.constant([1.0] * (rank + 1))
+        tape.watch(x)
+        y = hvd.allgather(x, process_set=pair)
+    gradient = tape.gradient(y, x, output_gradients=tf.range(4.0))
+    np.testing.assert_array_equal(gradient, [0.0] if rank == 0 else [2.0, 4.0, 6.0])
+
+
 # ---- errors
 
 

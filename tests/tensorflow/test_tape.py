@@ -236,6 +236,25 @@ def test_an_op_that_fails_on_one_rank_in_a_graph(known, rank, size):
 
 
 @MANY
+def test_an_op_that_fails_on_one_rank_in_eager_mode(rank, size):
+    bad = tf.Variable(False, trainable=False)
+    step, ws = failing_step("eager", bad)
+    step()
+    values = [w.numpy() for w in ws]
+    bad.assign(rank == 1)
+    with pytest.raises(tf.errors.InvalidArgumentError if rank == 1 else Abandoned) as caught:
+        step()
+    assert "middle of backward" in str(caught.value)  # on all: the others get the cause
+    if rank != 1:
+        assert "rank 1" in str(caught.value)
+    for w, value in zip(ws, values, strict=True):
+        np.testing.assert_array_equal(w, value)
+    bad.assign(False)
+    first = float(step())
+    assert float(step()) != first
+
+
+@MANY
 def test_steps_that_fail_now_and_then(rank, size):
     bad = tf.Variable(False, trainable=False)
     step, ws = failing_step("graph", bad)
