@@ -72,6 +72,58 @@ use(3)
 """
 )
 
+# Each process is alone in MPI: the ranks are the launcher's.
+LOCAL = """
+from mpi4py import MPI
+import os
+import numpy as np
+import gradred as gr
+
+assert MPI.COMM_WORLD.size == 1
+for transport, comm in (("mpi", None), ("auto", MPI.COMM_WORLD)):
+    os.environ["GRADRED_TRANSPORT"] = transport
+    try:
+        gr.init(comm)
+    except gr.InvalidArgument as error:
+        assert "3 ranks were started without MPI" in str(error), error
+        assert "alone in MPI" in str(error), error
+    else:
+        raise AssertionError("trains alone")
+del os.environ["GRADRED_TRANSPORT"]
+gr.init()
+assert (gr.rank(), gr.size()) == (int(os.environ["GRADRED_LOCAL_RANK"]), 3)
+assert (gr.allreduce(np.ones(3), gr.Sum) == 3).all()
+"""
+
+# The second init() finds an MPI that the first one has initialised.
+ENDED = """
+import sys
+import gradred as gr
+from gradred import _core
+gr.init()
+gr.shutdown()
+from mpi4py import MPI
+gr.init()
+if gr.rank() == 1:
+    _core.abort("Internal", "rank 1 was told to give up")
+try:
+    gr.barrier()
+except gr.Internal:
+    sys.exit(7)
+"""
+
+
+def test_local_launcher(run_ranks, tmp_path) -> None:
+    # Open MPI without a launcher leaves its segment, whoever uses it.
+    env = {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
+    result = run_ranks(3, LOCAL, launcher="local", env=env)
+    assert result.returncode == 0, result.text
+
+
+def test_our_mpi_stays_ours(run_ranks) -> None:
+    result = run_ranks(2, ENDED)
+    assert result.codes == [7, 7], result.text
+
 
 def test_first(run_ranks) -> None:
     result = run_ranks(3, FIRST)
@@ -97,3 +149,23 @@ def test_launcher_says_four_and_mpi_sees_one(tmp_path) -> None:
     assert done.returncode != 0
     assert "trains alone" not in done.stdout
     assert "started 4 processes" in done.stderr, done.stderr
+
+
+def test_launchers_that_disagree() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import gradred as gr; gr.init(); print('trains alone')"],
+        env={
+            **os.environ,
+            "OMPI_COMM_WORLD_RANK": "0",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "GRADRED_LOCAL_RANK": "0",
+            "GRADRED_LOCAL_SIZE": "2",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "trains alone" not in done.stdout
+    assert "2 ranks were started without MPI" in done.stderr, done.stderr
+    assert "mpirun of Open MPI started 4" in done.stderr, done.stderr

@@ -233,11 +233,22 @@ void WorldImpl::Abort(const Status& cause) {
 
 std::string ChooseTransport(const WorldOptions& options) {
   if (options.transport != "auto") return options.transport;
-  if (options.mpi_comm != nullptr || MpiIsInitialized()) return "mpi";
+  if (options.mpi_comm != nullptr) return "mpi";
   const LauncherInfo launcher = FindLauncher();
+  if (const int local_size = LocalLauncherSize(); local_size > 0) {
+    // An MPI that the program has initialised by itself knows of one rank.
+    const int mpi_size = InitializedMpiSize(), size = std::max(mpi_size, launcher.size);
+    if (size <= 1) return "local";
+    if (size == local_size) return "mpi";
+    throw Error(Kind::kInvalidArgument,
+                "GRADRED_LOCAL_SIZE says that " + std::to_string(local_size) +
+                    " ranks were started without MPI, but " +
+                    (mpi_size >= launcher.size ? "MPI has " : launcher.name + " started ") +
+                    std::to_string(size) +
+                    ": set GRADRED_TRANSPORT to local or mpi, or unset GRADRED_LOCAL_SIZE");
+  }
   const bool size_unsaid = launcher.size == 0 && launcher.rank >= 0;  // some PMIx launchers
-  if (launcher.size > 1 || size_unsaid) return "mpi";
-  return std::getenv("GRADRED_LOCAL_SIZE") != nullptr ? "local" : "self";
+  return MpiIsInitialized() || launcher.size > 1 || size_unsaid ? "mpi" : "self";
 }
 
 void CheckOptions(const WorldOptions& options) {

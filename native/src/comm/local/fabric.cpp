@@ -2,8 +2,12 @@
 // else.
 #include "comm/fabric.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "comm/local/meeting.h"
@@ -16,7 +20,7 @@ const char* Variable(const char* name) {
   if (value == nullptr || *value == 0) {
     throw Error(Kind::kInvalidArgument,
                 std::string("transport 'local' needs the variable ") + name +
-                    "; start the ranks with `gradred run --transport local`, or set "
+                    "; start the ranks with `gradred run --launcher local`, or set "
                     "GRADRED_LOCAL_RANK, GRADRED_LOCAL_SIZE and one random GRADRED_JOB for all");
   }
   return value;
@@ -47,16 +51,45 @@ class LocalFabric final : public Fabric {
   std::unique_ptr<Bootstrap> bootstrap_;
 };
 
+struct Place {
+  int rank, size;
+  std::string suffix;  // to the job's name: other ranks may meet at the same time
+};
+
+// The place of rank `rank` of `size` in a list of them, as MPI numbers them.
+Place PlaceIn(const std::vector<int>& ranks, int rank, int size) {
+  std::string list;
+  for (const int r : ranks) list += (list.empty() ? "" : ", ") + std::to_string(r);
+  const std::set<int> members(ranks.begin(), ranks.end());
+  if (members.size() != ranks.size() || *members.begin() < 0 || *members.rbegin() >= size) {
+    throw Error(Kind::kInvalidArgument, "ranks [" + list + "]: expected ranks of the job's " +
+                                            std::to_string(size) + ", from 0, each once");
+  }
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank);
+  if (mine == ranks.end()) {
+    throw Error(Kind::kInvalidArgument,
+                "rank " + std::to_string(rank) + " of the job is not in ranks [" + list + "]");
+  }
+  return {static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()),
+          " [" + list + "]"};
+}
+
 }  // namespace
+
+int LocalLauncherSize() {
+  return std::getenv("GRADRED_LOCAL_SIZE") == nullptr ? 0 : NumberOf("GRADRED_LOCAL_SIZE");
+}
 
 std::unique_ptr<Fabric> OpenLocalFabric(const WorldOptions& options) {
   // One rank by itself has nobody to meet.
-  if (options.transport == "self") {
-    return std::make_unique<LocalFabric>(local::Meet("", 0, 1, kForever));
-  }
-  const int rank = NumberOf("GRADRED_LOCAL_RANK"), size = NumberOf("GRADRED_LOCAL_SIZE");
-  const std::string job = size > 1 ? Variable("GRADRED_JOB") : "";
-  return std::make_unique<LocalFabric>(local::Meet(job, rank, size, Now() + options.timeout));
+  const bool alone = options.transport == "self";
+  const int rank = alone ? 0 : NumberOf("GRADRED_LOCAL_RANK");
+  const int size = alone ? 1 : NumberOf("GRADRED_LOCAL_SIZE");
+  const Place place =
+      options.ranks.empty() ? Place{rank, size, ""} : PlaceIn(options.ranks, rank, size);
+  const std::string job = place.size > 1 ? Variable("GRADRED_JOB") + place.suffix : "";
+  return std::make_unique<LocalFabric>(
+      local::Meet(job, place.rank, place.size, Now() + options.timeout));
 }
 
 }  // namespace gradred::comm

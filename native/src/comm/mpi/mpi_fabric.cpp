@@ -48,7 +48,16 @@ void CheckFamily(const LauncherInfo& launcher, const Library& library) {
 
 // After MPI_Init: never as many independent jobs as there are ranks.
 void CheckSize(const LauncherInfo& launcher, const Library& library, int size) {
-  if (launcher.size <= 1 || size > 1) return;
+  if (size > 1) return;
+  if (const int local_size = LocalLauncherSize(); local_size > 1)
+    throw Error(Kind::kInvalidArgument,
+                "GRADRED_LOCAL_SIZE says that " + std::to_string(local_size) +
+                    " ranks were started without MPI, and each is alone in MPI (size 1); the MPI "
+                    "library is " +
+                    library.Describe() +
+                    "; start the job with its mpirun, or do not ask for MPI (GRADRED_TRANSPORT, a "
+                    "communicator in init)");
+  if (launcher.size <= 1) return;
   throw Error(Kind::kInvalidArgument, SizeOf(launcher) +
                                           ", yet each is alone in MPI (size 1, expected " +
                                           std::to_string(launcher.size) + "); the MPI library is " +
@@ -337,6 +346,12 @@ std::unique_ptr<Fabric> Open(const WorldOptions& options, const LauncherInfo& la
                                           options.timeout);
 }
 
+template <class Abi>
+int WorldSize(const Library& library) {
+  Mpi<Abi> mpi(library);
+  return Place(&mpi, mpi.api.comm_world).size;
+}
+
 }  // namespace
 }  // namespace mpi
 
@@ -370,6 +385,23 @@ bool MpiIsInitialized() {
   for (const mpi::Library& library : mpi::LoadedLibraries())
     if (library.initialized && !library.finalized) return true;
   return false;
+}
+
+int InitializedMpiSize() {
+  for (const mpi::Library& library : mpi::LoadedLibraries()) {
+    if (!library.initialized || library.finalized) continue;
+    switch (library.abi) {
+      case mpi::AbiKind::kOpenMpi:
+        return mpi::WorldSize<mpi::OpenMpiAbi>(library);
+      case mpi::AbiKind::kMpich:
+        return mpi::WorldSize<mpi::MpichAbi>(library);
+      case mpi::AbiKind::kStandard:
+        return mpi::WorldSize<mpi::StandardAbi>(library);
+      case mpi::AbiKind::kUnknown:
+        return 1;  // OpenMpiFabric refuses it
+    }
+  }
+  return 0;
 }
 
 }  // namespace gradred::comm
