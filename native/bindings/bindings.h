@@ -45,14 +45,18 @@ inline void CheckSignals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// Runs `function` on a thread of its own and waits for it without the GIL, so that
-// KeyboardInterrupt gets through; the thread then goes on by itself. `function` owns all it uses
-// and touches no Python object.
+// Runs `function` on a thread of its own. It owns all it uses and touches no Python object.
 template <class Function>
-auto RunInterruptible(Function function) -> decltype(function()) {
+auto StartOnThread(Function function) -> std::shared_future<decltype(function())> {
   std::packaged_task<decltype(function())()> task(std::move(function));
-  auto future = task.get_future();
+  auto future = task.get_future().share();
   std::thread(std::move(task)).detach();
+  return future;
+}
+
+// Waits without the GIL, so that KeyboardInterrupt gets through; the thread then goes on by itself.
+template <class T>
+T WaitInterruptible(const std::shared_future<T>& future) {
   const auto slice = SignalSlice();
   for (;;) {
     {

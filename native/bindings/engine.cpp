@@ -3,7 +3,9 @@
 
 #include <pybind11/stl.h>
 
-#include <algorithm>
+#include <functional>
+#include <map>
+#include <unordered_set>
 
 #include "bindings.h"
 
@@ -74,8 +76,32 @@ void Drop() {
 }
 
 void Shutdown(const std::string& reason) {
-  RunInterruptible([engine = engine::Global(), reason] { engine->Shutdown(reason); });
+  WaitInterruptible(
+      StartOnThread([engine = engine::Global(), reason] { engine->Shutdown(reason); }));
   Drop();
+}
+
+// Runs a collective call of the engine. One that KeyboardInterrupt has ended goes on, also on the
+// other ranks, and may have ended since: the same call again takes its result up instead of waiting
+// for a second one of theirs.
+int RunOrResume(const std::string& call, std::function<int(engine::Engine&)> function) {
+  struct Interrupted {
+    std::weak_ptr<engine::Engine> engine;
+    std::shared_future<int> result;
+  };
+  static auto* interrupted = new std::map<std::string, Interrupted>;  // guarded by the GIL
+  const auto engine = engine::Global();
+  const auto before = interrupted->extract(call);
+  const std::shared_future<int> result =
+      !before.empty() && before.mapped().engine.lock() == engine
+          ? before.mapped().result
+          : StartOnThread([engine, function = std::move(function)] { return function(*engine); });
+  try {
+    return WaitInterruptible(result);
+  } catch (const py::error_already_set&) {
+    (*interrupted)[call] = {engine, result};
+    throw;
+  }
 }
 
 py::object Failure() {
@@ -86,17 +112,40 @@ py::object Failure() {
   return py::make_tuple(KindName(status.kind()), status.message());
 }
 
-// Names of the registered specs, in order of their first registration; guarded by the GIL.
-std::vector<std::string>& Registered() {
-  static std::vector<std::string> names;
-  return names;
+// Names of the registered specs; guarded by the GIL.
+struct Names {
+  std::vector<std::string> ordered;  // by their first registration
+  std::unordered_set<std::string> all;
+};
+Names& RegisteredNames() {
+  static auto* names = new Names;
+  return *names;
+}
+
+// The domain of a spec that is registered as "<domain>#<number>" for a traced graph, else the name.
+std::string DomainOf(const std::string& name) {
+  const size_t mark = name.rfind('#');
+  if (mark == std::string::npos || mark + 1 == name.size()) return name;
+  const bool number = name.find_first_not_of("0123456789", mark + 1) == std::string::npos;
+  return number ? name.substr(0, mark) : name;
+}
+
+// Each domain once: without the specs of graphs whose domain has a spec under its own name.
+std::vector<std::string> Registered() {
+  const Names& names = RegisteredNames();
+  std::vector<std::string> domains;
+  for (const std::string& name : names.ordered) {
+    const std::string domain = DomainOf(name);
+    if (domain == name || names.all.count(domain) == 0) domains.push_back(name);
+  }
+  return domains;
 }
 
 void RegisterSpec(const std::string& name, int process_set, const py::list& entries,
                   std::vector<int> group_ends) {
   engine::RegisterSpec(MakeSpec(name, process_set, entries, std::move(group_ends)));
-  auto& names = Registered();
-  if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  Names& names = RegisteredNames();
+  if (names.all.insert(name).second) names.ordered.push_back(name);
 }
 
 void BindTopology(py::module_& m) {
@@ -147,21 +196,22 @@ void BindEngine(py::module_& m) {
 
   m.def("register_spec", &RegisterSpec, py::arg("name"), py::arg("process_set"), py::arg("entries"),
         py::arg("group_ends"));
-  m.def("registered", [] { return Registered(); });
+  m.def("registered", &Registered);
 
   m.def(
       "add_process_set",
       [](std::vector<int> ranks) {
-        return RunInterruptible([engine = engine::Global(), ranks = std::move(ranks)] {
-          return engine->AddProcessSet(ranks);
-        });
+        std::string call = "add_process_set";
+        for (const int rank : ranks) call += ' ' + std::to_string(rank);
+        return RunOrResume(call,
+                           [ranks](engine::Engine& engine) { return engine.AddProcessSet(ranks); });
       },
       py::arg("ranks"));
   m.def(
       "process_set_ranks", [](int id) { return engine::Global()->ProcessSetRanks(id); },
       py::arg("id"));
   m.def("join",
-        [] { return RunInterruptible([engine = engine::Global()] { return engine->Join(); }); });
+        [] { return RunOrResume("join", [](engine::Engine& engine) { return engine.Join(); }); });
 }
 
 }  // namespace gradred::bindings

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -118,6 +119,11 @@ def test_null_setting_talks_to_nobody(job, monkeypatch: pytest.MonkeyPatch) -> N
     try:
         mine = np.arange(3.0) + job.rank
         assert (gr.allreduce(mine, gr.Sum) == mine).all()
+        for root in range(job.size):
+            assert gr.broadcast_object({"rank": job.rank}, root) == {"rank": job.rank}
+        assert gr.allgather_object(job.rank) == [job.rank]
+        with pytest.raises(gr.InvalidArgument, match="root_rank"):
+            gr.broadcast_object(1, job.size)
     finally:
         gr.shutdown()
 
@@ -144,6 +150,39 @@ def test_an_interrupt_ends_a_wait_and_the_others_hear_of_it(job) -> None:
             gr.allreduce(np.ones(3), name="interrupted")
     for name in ("interrupted", "another"):
         assert (gr.allreduce(np.ones(3), gr.Sum, name=name) == job.size).all()
+
+
+def add_a_process_set() -> int | None:
+    return gr.add_process_set([0]).process_set_id
+
+
+@pytest.mark.parametrize("wait", [gr.join, gr.shutdown, add_a_process_set])
+def test_a_wait_after_an_interrupt_is_the_same_wait(job, wait: Callable[[], object]) -> None:
+    if job.size == 1:
+        return
+
+    def ring(*_) -> None:
+        raise KeyboardInterrupt
+
+    for round_ in range(4):
+        gr.init()
+        if job.rank == 0:
+            before = signal.signal(signal.SIGALRM, ring)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    wait()
+            finally:
+                signal.signal(signal.SIGALRM, before)
+        job.barrier()
+        end = wait() if job.rank != 0 else None
+        if round_ % 2 == 1:  # the first wait has ended before the second begins
+            job.barrier()
+        ends = job.exchange(end if job.rank != 0 else wait(), "the end of the wait")
+        assert len(set(ends)) == 1
+        assert gr.is_initialized() == (wait is not gr.shutdown)
+    gr.init()
+    assert (gr.allreduce(np.ones(3), gr.Sum) == job.size).all()
 
 
 def entry(count: int) -> dict:
@@ -268,3 +307,45 @@ def test_plan_prints_what_was_declared() -> None:
     assert "declared.2" not in gr.plan("declared.1")
     assert "declared.1" in gr.plan()
     assert "declared.2" in gr.plan()
+
+
+def test_plan_of_what_is_not_known_yet() -> None:
+    def register(name: str, **entries: dict) -> None:
+        listed = [{**entry(4), "label": label, **more} for label, more in entries.items()]
+        _core.register_spec(name, 0, listed, [1, len(listed)])
+
+    register("unknown", rows={"shape": [-1, 4]}, kernel={}, bias={"shape": [2]})
+    assert gr.plan("unknown").splitlines() == [
+        "unknown: 3 entries, ? bytes, 2 groups",
+        "  group 0: 1 entries, ? bytes on the wire: rows (float32)",
+        "  group 1: 2 entries, 24 bytes on the wire: kernel (float32) bias (float32)",
+    ]
+    average = {"reduce_op": "average"}
+    register(
+        "kinds",
+        rows={"op": "allgather", "shape": [-1, 2]},
+        half={"wire": "float16"},
+        long={"dtype": "int64", "wire": "int64", **average},
+        short={"dtype": "int8", "wire": "int8", **average},
+    )
+    assert gr.plan("kinds").splitlines()[2] == (
+        "  group 1: 3 entries, 104 bytes on the wire: half (float16) long (int64) short (int64)"
+    )
+    register("wrong", a={"dtype": "bool", "wire": "bool", **average}, b={})  # its Open says so
+    assert "20 bytes" in gr.plan("wrong")
+    assert "? bytes" in gr.plan()
+
+
+def test_plan_prints_each_domain_once() -> None:
+    def register(name: str) -> None:
+        _core.register_spec(name, 0, [entry(4)], [])
+
+    for number in (1, 2):  # two traces
+        register(f"traced#{number}")
+        register("traced")
+    register("alone#1")
+    register("a name with #")
+    heads = [line.split(": ")[0] for line in gr.plan().splitlines() if line[0] != " "]
+    assert len(set(heads)) == len(heads)
+    assert [h for h in heads if h in ("traced", "traced#1", "traced#2")] == ["traced"]
+    assert {"alone#1", "a name with #"} <= set(heads)
