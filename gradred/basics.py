@@ -48,6 +48,7 @@ class _State:
     cause: tuple[str, str] | None = None  # kind and text of the engine error; final
     uncaught: str = ""  # the exception that is about to end the process
     forked_from: str = ""  # of a forked child: its parent had called init()
+    mpi_is_ours: bool = False  # an init() of ours has initialised MPI
     mpi_of_others: bool = False  # MPI was initialised before us: its owner finalizes it
     prepared_pid: int = 0  # hooks and log thread are in place
     log_thread: threading.Thread | None = None
@@ -58,19 +59,22 @@ _lock = threading.RLock()
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> None:
-    """Opens the world of ranks and starts the engine. Collective. Does nothing the second time.
+    """Opens the world of ranks and starts the engine. Collective.
 
-    comm: None: all ranks of the job; a list of ranks; or an mpi4py communicator, whose ranks are
-    used (it is duplicated). process_sets: sets to register, the same list on all ranks. Settings
-    come from the environment: see ``gradred.config``. At interpreter exit ``shutdown`` runs by
-    itself.
+    comm: None: all ranks of the job; a list of the job's ranks, which are numbered in its order; or
+    an mpi4py communicator, whose ranks are used (it is duplicated). process_sets: sets to register,
+    the same list on all ranks. Settings come from the environment: see ``gradred.config``. At
+    interpreter exit ``shutdown`` runs by itself.
 
-    After ``shutdown`` it may be called again, after an engine error not.
+    While there is an engine it does nothing, and ignores its arguments. After ``shutdown`` it may
+    be called again, after an engine error not.
 
     Raises:
-        InvalidArgument: a setting out of range, a bad communicator or process set.
+        InvalidArgument: a setting out of range, a bad communicator or process set, this rank is
+            not in the list, the launcher and MPI disagree on the number of ranks.
         Mismatch: settings differ between ranks.
         Timeout, TransportError, Unsupported: ranks or libraries were not found.
+        NotInitialized: in a forked child.
     """
     with _lock:
         _refuse_in_child()
@@ -83,7 +87,8 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
         values, problem = config.load_valid(os.environ)
         _prepare(values)
         options = {**dataclasses.asdict(values), "prefix": sys.prefix, **ranks}
-        _state.mpi_of_others = core.mpi_library() is not None
+        had_mpi = core.mpi_library() is not None
+        _state.mpi_of_others = had_mpi and not _state.mpi_is_ours
         note = config.job_text(values, {"gradred": gradred.__version__}, problem)
         try:
             notes = core.open_world(options, note)
@@ -91,6 +96,8 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
             if problem:
                 raise InvalidArgument(f"init: {problem}") from error
             raise
+        finally:
+            _state.mpi_is_ours |= not had_mpi and core.mpi_library() is not None
         try:
             config.check_equal(notes)
         except Error:
@@ -182,20 +189,27 @@ def describe() -> str:
 def join() -> int:
     """Waits until all ranks have joined; meanwhile reductions of the others get zeros from here.
 
-    For ranks that run out of data at different steps. Collective over the world.
+    For ranks that run out of data at different steps. Collective over the world, without a time
+    limit. Averages still divide by the number of all ranks. Only reductions are possible meanwhile:
+    an allgather, a broadcast or a barrier is an InvalidArgument on the ranks that call it.
+    KeyboardInterrupt gets through; the next call is then the rest of this one.
 
     Returns: the last rank to join.
+
+    Raises: NotInitialized: before ``init()``; engine errors.
     """
     return core.join()
 
 
 def plan(domain: str | None = None) -> str:
-    """The groups of the optimizers' and tapes' domains, a line each, in their order. Local.
+    """The groups of domains, a line each, with their entries and bytes. Local.
 
-    domain: None: all that were declared here, each under its name.
+    Domains are declared by optimizers, tapes and the other operations of ``gradred.tensorflow``;
+    calls on arrays declare none. Bytes that depend on a dimension not known yet are "?". domain:
+    its name; None: all that were declared here, in their order.
 
     Raises:
-        InvalidArgument: no optimizer or tape has declared this domain here.
+        InvalidArgument: this domain was not declared here.
         NotInitialized: before ``init()``.
     """
     core.rank()  # says so when there is no engine

@@ -1,8 +1,9 @@
 """Collectives on arrays.
 
 All take NumPy arrays, tensors with ``__dlpack__`` in host memory (PyTorch, JAX and others), and
-what ``numpy.asarray`` takes; results are fresh NumPy arrays (bfloat16: of ``ml_dtypes.bfloat16``,
-or the bits as uint16 where that package is missing). All are collective over the process set and
+what ``numpy.asarray`` takes; results are fresh NumPy arrays. bfloat16 comes in as an array of
+``ml_dtypes.bfloat16`` or by DLPack, and goes out as the former, or as its bits in uint16 where that
+package is missing; a uint16 array is not taken for it. All are collective over the process set and
 wait for it; KeyboardInterrupt gets through. They are not differentiable; ``gradred.tensorflow`` has
 those that are.
 
@@ -53,7 +54,9 @@ def allreduce(
     Returns: an array of the input's shape and dtype, equal on all ranks.
 
     Raises:
-        InvalidArgument: dtype, op or wire; this rank is no member of the process set.
+        InvalidArgument: dtype, op or wire; a prescale_factor for an Average of int64; this rank is
+            no member of the process set.
+        Unsupported: Adasum; a tensor that is not in host memory.
         Mismatch: ranks differ in shape, dtype, op, factors or wire. The same on all ranks.
         Abandoned: another rank gave up. NotInitialized: before ``init()``.
     """

@@ -58,8 +58,8 @@ class Setting:
             return "a text that is not empty"
         what = "an integer" if self.kind == "int" else "a number"
         if math.isinf(self.high):
-            return f"{what} of at least {self.low:.17g}"
-        return f"{what} from {self.low:.17g} to {self.high:.17g}"
+            return f"{what} of at least {_plain(self.low)}"
+        return f"{what} from {_plain(self.low)} to {_plain(self.high)}"
 
     def parse(self, variable: str, raw: str) -> Any:
         """The value that ``raw`` stands for; InvalidArgument when it stands for none."""
@@ -82,6 +82,11 @@ class Setting:
         if value is None:
             raise InvalidArgument(f"{variable}={raw!r}: expected {self.accepted} ({self.text})")
         return value
+
+
+def _plain(number: float) -> str:
+    """1e8 as "100000000", 0.1 as "0.1"."""
+    return str(int(number)) if number == int(number) else repr(number)
 
 
 def _row(default: Any, kind: Any, scope: Scope, text: str, **limits: Any) -> Any:
@@ -119,13 +124,6 @@ class Settings:
         "dtype on the wire of float32 and float64 tensors where a call names none",
         choices=("none", "float16", "bfloat16"),
     )
-    missing: str = _row(
-        "zeros",
-        "choice",
-        "job",
-        "a gradient present on some ranks only: zeros from the others, or an error",
-        choices=("zeros", "error"),
-    )
     null: bool = _row(
         False, "bool", "job", "return the inputs, talk to nobody: to measure communication"
     )
@@ -141,7 +139,7 @@ class Settings:
         0.0,
         "float",
         "rank",
-        "fail what others have not brought by then; 0: never",
+        "end gradred on all ranks when others have not brought something by then; 0: never",
         low=0,
         high=1e8,
     )
@@ -149,12 +147,17 @@ class Settings:
         30.0,
         "float",
         "rank",
-        "agreed work that does not move for so long is an error",
+        "end gradred on all ranks when a group is not done so long, and 0.1 s a MB, after it began",
         low=0.1,
         high=1e8,
     )
     init_timeout_seconds: float = _row(
-        300.0, "float", "rank", "longest wait for the other ranks in init()", low=0.1, high=1e8
+        300.0,
+        "float",
+        "rank",
+        "longest wait for the other ranks in init(); MPI_Init has no limit",
+        low=0.1,
+        high=1e8,
     )
     log_level: str = _row(
         "warning",

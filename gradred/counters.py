@@ -21,13 +21,13 @@ class Metrics:
     empty_rounds: int  # of those: agreed on nothing
     unions: int  # exchanges of new names
     non_finite: int  # elements that were infinite or NaN when packed, summed over ranks
-    saturated: int  # finite elements that the wire dtype turned infinite, summed over ranks
-    partly_absent: int  # tensors that some ranks brought and others did not
-    abandoned: int  # batches that some rank gave up
+    saturated: int  # finite elements that a half wire made infinite: in casts on all ranks, in sums
+    partly_absent: int  # tensors that some ranks brought and others, also joined ones, did not
+    abandoned: int  # batches that failed before all their groups ran, for any reason
     wait_s: float  # sum over batches: last local submit to last result
     last_wait_s: float  # the same of the last batch
-    communication_s: float  # time the data loop was busy with groups
-    fusion_buffer_nbytes: int  # memory held for packing
+    communication_s: float  # sum over groups: start to end; process sets overlap
+    fusion_buffer_nbytes: int  # memory held for packing, of all process sets
 
 
 def metrics() -> Metrics:

@@ -1,8 +1,14 @@
 """Exceptions of gradred: the kinds of the native core, under the same names.
 
-Entry errors (InvalidArgument, Mismatch, Abandoned, Unsupported) fail the entries they concern alike
-on all ranks and leave gradred usable. Engine errors (PeerLost, TransportError, Timeout, Internal)
-end it on every rank: the process should end as well.
+Entry errors (InvalidArgument, Mismatch, Abandoned, Unsupported) fail the calls they concern and
+leave gradred usable. Mismatch and Abandoned come alike to all ranks. InvalidArgument and
+Unsupported are mostly found before anything is sent, on the rank that calls; the others then wait
+for that rank's next call of the name, or for its end.
+
+Engine errors (PeerLost, TransportError, Timeout, Internal) end gradred on every rank: the process
+should end as well. So does an Unsupported that comes while a group runs, for lack of shared memory.
+An Internal of one TensorFlow operation, as in a graph that another process traced, leaves gradred
+usable.
 """
 # ruff: noqa: N818 - the names are those of the native core
 
@@ -52,11 +58,11 @@ class Abandoned(Error):
 
 
 class Unsupported(Error):
-    """Not available for this dtype, device, library or system."""
+    """Not available for this dtype, device, library or system. Ends gradred if a group runs."""
 
 
 class Timeout(Error, TimeoutError):
-    """A time limit passed: of opening, of a stall, or of ``Handle.wait``."""
+    """A time limit passed: of ``init()``, or of a stall where one is set."""
 
 
 class PeerLost(Error, ConnectionError):
@@ -68,4 +74,4 @@ class TransportError(Error, ConnectionError):
 
 
 class Internal(Error):
-    """A fault in gradred itself."""
+    """A fault in gradred itself, or an operation whose domain this process does not know."""

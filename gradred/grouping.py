@@ -133,7 +133,7 @@ def by_lists(
             if group_of.setdefault(key, number) != number:
                 labels = [entry.label for entry in entries if entry.key == key]
                 raise InvalidArgument(
-                    f"groups: {labels[0] if labels else key!r} is in the groups "
+                    f"groups: {labels[0] if labels else repr(key)} is in the groups "
                     f"{group_of[key]} and {number}: expected each variable once"
                 )
     names: dict[int, Hashable] = {

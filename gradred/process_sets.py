@@ -89,11 +89,13 @@ _registered: list[ProcessSet] = []
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Registers a process set. Collective over all ranks, members and others, in one order.
 
-    process_set: a ProcessSet, or the ranks of one. A set that exists already is returned as it is.
+    process_set: a ProcessSet, or the ranks of one. A ProcessSet that is registered is returned as
+    it is. Ranks, also those of a set that exists, make a new set; there are at most 4094.
 
     Raises:
         InvalidArgument: ranks outside of the world.
         Mismatch: ranks differ over the processes.
+        Unsupported: there are too many.
         NotInitialized: before ``init()``.
     """
     new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)

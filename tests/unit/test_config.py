@@ -53,6 +53,13 @@ def test_ranges() -> None:
     assert config.load({"GRADRED_STALL_FAIL_SECONDS": "6.5"}).stall_fail_seconds == 6.5
 
 
+def test_ranges_are_printed_as_written() -> None:
+    rows = {variable: row.accepted for variable, (row, _) in config.table().items()}
+    assert rows["GRADRED_INIT_TIMEOUT_SECONDS"] == "a number from 0.1 to 100000000"
+    assert rows["GRADRED_STALL_WARN_SECONDS"] == "a number from 0 to 100000000"
+    assert rows["GRADRED_CHUNK_BYTES"] == "an integer from 4096 to 1099511627776"
+
+
 def test_unknown_variables_name_the_nearest() -> None:
     lines = config.unknown_variables(
         {"GRADRED_TRANSPROT": "mpi", "GRADRED_QQQQ": "1", "GRADRED_INTRA": "shm", "HOME": "/"}

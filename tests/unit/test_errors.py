@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_kinds_are_those_of_the_native_core() -> None:
     source = (ROOT / "native/src/base/status.cpp").read_text()
-    native = set(re.findall(r'case Kind::k\w+: return "(\w+)"', source)) - {"Ok"}
+    native = set(re.findall(r'case Kind::k\w+:\s+return "(\w+)"', source)) - {"Ok"}
     assert native == set(errors.__all__) - {"Error"}
     for name in native:
         assert getattr(errors, name).kind == name
