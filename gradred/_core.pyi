@@ -1,7 +1,7 @@
 """The native engine of gradred. Private: see gradred for the API.
 
 Functions raise the exceptions of gradred.errors; those that need the engine raise NotInitialized
-without one. Threads: any. Waiting functions release the interpreter's lock and let KeyboardInterrupt
+without one. Threads: any. Waiting functions release the interpreter's lock and let an interrupt
 through.
 """
 

@@ -84,7 +84,7 @@ struct RoundDone {
 };  // result of StartRound
 struct UnionDone {
   std::string blob;
-};               // result of StartUnion
+};  // result of StartUnion
 struct Tick {};  // NextWake() has passed
 using Event = std::variant<Begin, Ready, Abandon, Join, Shutdown, RoundDone, UnionDone, Tick>;
 
