@@ -157,7 +157,7 @@ def allgather(
         gathered = _gather(x, domain, number)
 
         def backward(cotangent: tf.Tensor) -> tf.Tensor:
-            inner = f"{domain}.gradient"
+            inner = graph.unique(f"{domain}.gradient")
             total = _allreduce_dense([cotangent], "sum", _NO_WIRE, (1.0, 1.0), inner, number)[0]
             rows = _gather(tf.shape(x, tf.int64)[:1], f"{inner}.rows", number)
             first = tf.reduce_sum(rows[: process_set.rank()])
@@ -194,7 +194,7 @@ def broadcast(
         result = _broadcast([x], [domain], root, domain, number)[0]
 
         def backward(cotangent: tf.Tensor) -> tf.Tensor:
-            inner = f"{domain}.gradient"
+            inner = graph.unique(f"{domain}.gradient")
             total = _allreduce_dense([cotangent], "sum", _NO_WIRE, (1.0, 1.0), inner, number)[0]
             if basics.rank() == root:
                 return total
@@ -312,7 +312,7 @@ def _allreduce_dense(
         def backward(*cotangents: tf.Tensor) -> list[tf.Tensor]:
             if reduce_op not in ("sum", "average"):
                 raise Unsupported(f"the gradient of allreduce with {reduce_op}: of Sum and Average")
-            inner = f"{name}.gradient"
+            inner = graph.unique(f"{name}.gradient")
             return _allreduce_dense(cotangents, reduce_op, wire, scales, inner, process_set)
 
         return outputs, backward

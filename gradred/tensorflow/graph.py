@@ -23,6 +23,7 @@ __all__ = [
     "refuse_xla",
     "run_independently",
     "runs_by_itself",
+    "unique",
 ]
 
 # A decorator: AutoGraph, which rewrites what a tf.function calls, leaves the function as it is.
@@ -76,18 +77,28 @@ def domain_name(kind: str, name: str | None) -> str:
     """
     if tf.executing_eagerly():
         return f"{kind}:{name or call_site()}"
-    graph = _outermost_graph()
     # Not the line: AutoGraph runs generated files, whose names differ between ranks.
-    full = f"{kind}:{name or getattr(graph, 'name', None) or 'graph'}"
-    uses = _uses.setdefault(graph, collections.Counter())
-    uses[full] += 1
-    return full if uses[full] == 1 else f"{full}.{uses[full] - 1}"
+    return unique(f"{kind}:{name or getattr(_outermost_graph(), 'name', None) or 'graph'}")
+
+
+def unique(name: str) -> str:
+    """The name, with a number if calls in the outermost graph have used it before."""
+    if tf.executing_eagerly():
+        return name
+    uses = _uses.setdefault(_outermost_graph(), collections.Counter())
+    uses[name] += 1
+    return name if uses[name] == 1 else f"{name}.{uses[name] - 1}"
 
 
 def _outermost_graph() -> tf.Graph:
+    """The function that is traced, or the graph of tf.compat.v1, outside of loops and branches."""
     graph = tf_ops.get_default_graph()
-    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
-        graph = graph.outer_graph
+    sessions = not tf.compat.v1.executing_eagerly_outside_functions()
+    while (outer := getattr(graph, "outer_graph", None)) is not None:
+        # Outside of a function that eager mode calls is an empty graph that means nothing.
+        if not (outer.building_function or sessions):
+            break
+        graph = outer
     return graph
 
 

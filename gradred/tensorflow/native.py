@@ -78,4 +78,5 @@ def _not_differentiable(op: Any, *_: Any) -> None:
 
 for _name in ("GradredSubmit", "GradredWait", "GradredRunList"):
     tf.RegisterGradient(_name)(_not_differentiable)
+tf.no_gradient("GradredBegin")
 tf.no_gradient("GradredJoin")

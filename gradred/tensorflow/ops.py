@@ -1,4 +1,4 @@
-"""Running the entries of a domain: Submit, Join and Wait in graphs, one op in eager mode."""
+"""Running the entries of a domain: Begin, Submit, Join, Wait in graphs, one op in eager mode."""
 
 from __future__ import annotations
 
@@ -90,6 +90,9 @@ def reduce_members(
     if tf.executing_eagerly():
         results, present = run_members(domain, tensors, absent)
         return results, present.numpy()
+    # See Note [Begin, Submit, Join, Wait] in native/tf/call_table.h.
+    begin = ops.gradred_begin(domain=domain.key)
+    graph.run_independently(begin.op)
     submits = []
     for position, tensor in enumerate(tensors):
         submit = ops.gradred_submit(
@@ -97,7 +100,7 @@ def reduce_members(
         )
         graph.run_independently(submit.ticket.op)
         submits.append(submit)
-    joined = ops.gradred_join([submit.ticket for submit in submits])
+    joined = ops.gradred_join([begin, *(submit.ticket for submit in submits)])
     graph.run_independently(joined.op)
     reduced = [
         ops.gradred_wait(submit.staged, joined, position=position)

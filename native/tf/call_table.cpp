@@ -260,7 +260,7 @@ CallPtr CallTable::Join(const std::vector<int64_t>& tickets) {
   if (found == calls_.end()) throw Error(Kind::kInternal, "the call of a ticket is gone");
   Open& open = found->second;
   for (int64_t ticket : tickets)
-    if (ticket != tickets[0] || static_cast<int>(tickets.size()) != open.call->size())
+    if (ticket != tickets[0] || static_cast<int>(tickets.size()) != open.call->size() + 1)
       throw Error(Kind::kInternal, "the tickets of two calls of '" + open.call->key().domain +
                                        "' are mixed: one graph ran its reductions twice at once");
   open.joined = true;

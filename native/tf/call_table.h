@@ -17,14 +17,14 @@
 
 namespace gradred::tf {
 
-// Note [Submit, Join, Wait]
-// In a graph a reduction is N Submits (each runs when its gradient is there, and never waits), one
-// Join that takes their tickets, and N asynchronous Waits that need the Join. So no Wait starts
-// before the last gradient is there: if an op fails in the middle of the backward pass, the step
-// ends with that op's own error, and TensorFlow drops the tickets. A ticket dropped before Join is
-// therefore the sign that this rank gave its step up, and the moment to tell the others. With one
-// asynchronous op a tensor instead, the step would hang: TensorFlow waits for pending ops, and the
-// others never submit the rest.
+// Note [Begin, Submit, Join, Wait]
+// In a graph a reduction is a Begin without inputs, which runs when the step begins; N Submits
+// (each runs when its gradient is there, and never waits); one Join that takes their tickets; and
+// N asynchronous Waits that need the Join. So no Wait starts before the last gradient is there: if
+// an op fails in the forward or backward pass, the step ends with that op's own error, and
+// TensorFlow drops the tickets. A ticket dropped before Join is therefore the sign that this rank
+// gave its step up, and the moment to tell the others. With one asynchronous op a tensor instead,
+// the step would hang: TensorFlow waits for pending ops, and the others never submit the rest.
 
 // Which run of a graph's Submits belongs together: a loop runs its iterations in parallel.
 struct CallKey {
@@ -100,6 +100,8 @@ using CallPtr = std::shared_ptr<Call>;
 
 class CallTable {
  public:
+  static constexpr int kBegin = -1;
+
   static CallTable& The();
 
   // The open call that `position` belongs to; a position claimed twice means that a step failed

@@ -12,7 +12,8 @@ constexpr char kTensorType[] = "T: " GRADRED_TF_TYPES;
 constexpr char kTensorTypes[] = "T: list(" GRADRED_TF_TYPES ") >= 1";
 #undef GRADRED_TF_TYPES
 
-const std::vector<OpDefinition>& GraphOps();  // GradredSubmit, GradredJoin, GradredWait
+const std::vector<OpDefinition>&
+GraphOps();  // GradredBegin, GradredSubmit, GradredJoin, GradredWait
 const std::vector<OpDefinition>& EagerOps();  // GradredRunList
 
 }  // namespace gradred::tf

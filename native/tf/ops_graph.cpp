@@ -1,10 +1,26 @@
-// GradredSubmit, GradredJoin, GradredWait. See Note [Submit, Join, Wait]
+// GradredBegin, GradredSubmit, GradredJoin, GradredWait. See Note [Begin, Submit, Join, Wait]
 #include "call_table.h"
 #include "domains.h"
 #include "ops.h"
 
 namespace gradred::tf {
 namespace {
+
+CallPtr Claim(TF_OpKernelContext* context, const std::string& domain, int position, int output) {
+  const CallPtr call = CallTable::The().Claim(
+      {domain, TheApi().GetFrameId(context), TheApi().GetIterId(context)}, position);
+  EmitHandle(context, output, call->id(), [](int64_t id) { CallTable::The().DropTicket(id); });
+  return call;
+}
+
+void* CreateBegin(TF_OpKernelConstruction* construction) {
+  return new std::string(StringAttr(construction, "domain"));
+}
+void DestroyBegin(void* kernel) { delete static_cast<std::string*>(kernel); }
+
+void Begin(void* kernel, TF_OpKernelContext* context) {
+  Claim(context, *static_cast<const std::string*>(kernel), CallTable::kBegin, 0);
+}
 
 struct SubmitKernel {
   std::string domain;
@@ -41,9 +57,7 @@ Staged Stage(TF_OpKernelContext* context, bool absent) {
 void Submit(void* kernel, TF_OpKernelContext* context) {
   const auto* k = static_cast<const SubmitKernel*>(kernel);
   Staged staged = Stage(context, k->absent);
-  const CallPtr call = CallTable::The().Claim(
-      {k->domain, TheApi().GetFrameId(context), TheApi().GetIterId(context)}, k->position);
-  EmitHandle(context, 1, call->id(), [](int64_t id) { CallTable::The().DropTicket(id); });
+  const CallPtr call = Claim(context, k->domain, k->position, 1);
   call->Submit(k->position, std::move(staged));
 }
 
@@ -111,6 +125,16 @@ void ShapeSubmit(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 const std::vector<OpDefinition>& GraphOps() {
   static const auto* ops = new std::vector<OpDefinition>{
+      {"GradredBegin",
+       {"domain: string"},
+       {},
+       {"ticket: int64"},
+       /*stateful=*/true,
+       &ShapeScalar,
+       &CreateBegin,
+       &DestroyBegin,
+       &Begin,
+       nullptr},
       {"GradredSubmit",
        {kTensorType, "domain: string", "position: int", "absent: bool = false"},
        {"tensor: T"},

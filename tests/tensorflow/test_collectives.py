@@ -231,6 +231,8 @@ def test_functions_called_twice_in_one_graph(size):
 @pytest.mark.parametrize("v2_loops", [True, False])
 def test_sessions(v2_loops, rank, size):
     v1 = tf.compat.v1
+    for _ in range(rank):  # the numbers in the names of loops differ between ranks
+        tf.function(lambda: tf.while_loop(lambda i: i < 3, lambda i: (i + 1,), (0,)))()
     graph = tf.Graph()
     with graph.as_default():
         if not v2_loops:

@@ -87,12 +87,19 @@ def test_second_derivatives(rank, size):
 
 
 def test_a_persistent_tape_may_be_asked_twice(rank, size):
-    x = random((3,), rank, 3)
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(x)
-        y = hvd.allreduce(x, op=hvd.Sum)
-    for _ in range(2):
-        np.testing.assert_array_equal(tape.gradient(y, x), np.full(3, size))
+    def twice(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = hvd.allreduce(x, op=hvd.Sum)
+        return tape.gradient(y, x), tape.gradient(y, x, output_gradients=2.0 * y)
+
+    x = tf.constant([1.0, 2.0]) * (rank + 1)
+    total = np.float32([1, 2]) * size * (size + 1) / 2
+    for function in (twice, tf.function(twice)):
+        for _ in range(3):
+            first, second = function(x)
+            np.testing.assert_array_equal(first, [size, size])
+            np.testing.assert_array_equal(second, 2 * size * total)
 
 
 def test_reductions_without_a_gradient_say_so():

@@ -179,8 +179,11 @@ def test_names_do_not_grow_in_eager_loops():
 # ---- H19: a step that fails on one rank
 
 
-def failing_step(mode, bad):
-    """A step of ten layers in whose backward pass, half way, an op may fail."""
+def failing_step(mode, bad, layer=5):
+    """A step of ten layers in whose backward pass, at a layer, an op may fail.
+
+    At layer 10 before any gradient is there; at layer -1 in the forward pass.
+    """
     ws = [tf.Variable(tf.eye(3) * 0.9) for _ in range(10)]
 
     @tf.custom_gradient
@@ -197,7 +200,13 @@ def failing_step(mode, bad):
             h = tf.ones([2, 3])
             for i, w in enumerate(ws):
                 h = tf.matmul(h, w)
-                h = fragile(h) if i == 5 else h
+                h = fragile(h) if i == layer else h
+            h = fragile(h) if layer == 10 else h
+            if layer == -1:
+                with tf.control_dependencies(
+                    [tf.debugging.Assert(tf.logical_not(bad), ["middle of backward"])]
+                ):
+                    h = tf.identity(h)
             loss = tf.reduce_sum(h)
         gradients = hvd.DistributedGradientTape(tape, groups=5).gradient(loss, ws)
         for w, gradient in zip(ws, gradients, strict=True):
@@ -208,10 +217,11 @@ def failing_step(mode, bad):
 
 
 @MANY
+@pytest.mark.parametrize("layer", [0, 5, 9, 10, -1])
 @pytest.mark.parametrize("known", [False, True], ids=["first step", "later step"])
-def test_an_op_that_fails_on_one_rank_in_a_graph(known, rank, size):
+def test_an_op_that_fails_on_one_rank_in_a_graph(known, layer, rank, size):
     bad = tf.Variable(False, trainable=False)
-    step, ws = failing_step("graph", bad)
+    step, ws = failing_step("graph", bad, layer)
     if known:
         step()
     values = [w.numpy() for w in ws]
