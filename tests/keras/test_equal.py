@@ -205,29 +205,3 @@ def test_embeddings(dense, rank, size):
     optimizer = hvd.DistributedOptimizer(O.SGD(0.1), sparse_as_dense=dense)
     together = train(model(), optimizer, my_rows(rank, size), ROWS // size)
     assert_close(together, alone, 1e-12)
-
-
-@pytest.mark.ranks(3, deadline=120)
-def test_the_same_bits_again(rank, size):
-    """P4"""
-    results = []
-    for _ in range(2):
-        model = net("float32")
-        optimizer = hvd.DistributedOptimizer(O.Adam(0.01), groups=2)
-        fit(model, optimizer, my_rows(rank, size), ROWS // size)
-        results.append(weights(model))
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.ranks(3, deadline=120)
-def test_groups_do_not_change_bits(rank, size):
-    results = []
-    for groups in (1, 2, 5, "layer", None):
-        model = net("float32")
-        optimizer = hvd.DistributedOptimizer(O.SGD(0.01), groups=groups)
-        fit(model, optimizer, my_rows(rank, size), ROWS // size)
-        results.append(weights(model))
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(a, b)
