@@ -24,7 +24,8 @@ Call::Call(int64_t id, CallKey key)
       engine_(engine::Global()),
       members_(domain_.spec()->entries.size()),
       shapes_(members_.size()),
-      missing_(static_cast<int>(members_.size())) {}
+      missing_(static_cast<int>(members_.size())),
+      unfinished_(missing_) {}
 
 void Call::Begin() {
   domain_.Choose(engine_.lock(),
@@ -55,14 +56,12 @@ void Call::Chosen(const Choice& choice) {
     else
       OpenToAbandon(engine.get());
     batch = batch_;
-    if (!failure_.ok()) {
-      for (Member& member : members_) {
-        member.staged = {};
-        if (member.waiter) failed.push_back(std::exchange(member.waiter, nullptr));
-      }
+    if (!failure_.ok()) {  // not opened, and never will be: no member gets a result
+      for (Member& member : members_) member.staged = {};
+      failed.swap(waiters_);
     }
   }
-  for (const Waiter& waiter : failed) waiter({failure_, {}, 0, {}});
+  for (const Waiter& waiter : failed) waiter(failure_);
   if (batch == nullptr) return;
   if (!abandoned.empty()) return engine->Abandon(batch, abandoned);
   for (auto& [place, submission] : ready) engine->Submit(batch, place, std::move(submission));
@@ -134,41 +133,33 @@ void Call::Submit(int position, Staged staged) {
   for (auto& [place, submission] : ready) engine->Submit(batch, place, std::move(submission));
 }
 
-void Call::Wait(int position, Waiter waiter) {
-  engine::Result result;
+void Call::Wait(Waiter waiter) {
+  Status failure;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Member& member = members_.at(position);
-    if (!member.submitted) {
-      result.status = {Kind::kInternal, "a Wait without its Submit in '" + key_.domain + "'"};
-    } else if (!failure_.ok()) {
-      result.status = failure_;
-    } else if (!member.done) {
-      member.waiter = std::move(waiter);
+    if (unfinished_ > 0 && (batch_ != nullptr || failure_.ok())) {
+      waiters_.push_back(std::move(waiter));
       return;
-    } else {
-      result = member.result;
     }
+    failure = failure_;
   }
-  waiter(result);
+  waiter(failure);
 }
 
 void Call::Finish(int position, const engine::Result& result) {
-  Waiter waiter;
+  std::vector<Waiter> waiters;
   Staged staged;
+  Status failure;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Member& member = members_[position];
-    member.done = true;
-    member.result = result;
-    waiter = std::move(member.waiter);
-    // Given back before the waiter lets consumers run: a buffer that only they refer to can be
-    // reused by them.
-    staged = std::move(member.staged);
-    member.staged = {};
+    if (failure_.ok()) failure_ = result.status;
+    // Given back before consumers run: a buffer that only they refer to can be reused by them.
+    staged = std::exchange(members_[position].staged, {});
+    if (--unfinished_ == 0) waiters.swap(waiters_);
+    failure = failure_;
   }
   staged = {};
-  if (waiter) waiter(result);
+  for (const Waiter& waiter : waiters) waiter(failure);
 }
 
 void Call::Abandon(const std::string& reason) {

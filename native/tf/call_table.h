@@ -26,6 +26,12 @@ namespace gradred::tf {
 // gave its step up, and the moment to tell the others. With one asynchronous op a tensor instead,
 // the step would hang: TensorFlow waits for pending ops, and the others never submit the rest.
 
+// Note [All or nothing]
+// A Wait returns when the whole call has ended, and fails if any member failed. With each on its
+// own, a rank whose peer gave up in the middle of its backward pass would update the variables of
+// the groups that were complete by then, and the peer none: the ranks would go on with different
+// models. The price is that no update overlaps with the last reductions.
+
 // Which run of a graph's Submits belongs together: a loop runs its iterations in parallel.
 struct CallKey {
   std::string domain;  // See Note [Names of specs]
@@ -45,7 +51,7 @@ struct Staged {
 
 class Call : public std::enable_shared_from_this<Call> {
  public:
-  using Waiter = std::function<void(const engine::Result&)>;
+  using Waiter = std::function<void(const Status&)>;
 
   // Throws kNotInitialized without an engine.
   Call(int64_t id, CallKey key);
@@ -59,18 +65,16 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // Throws kInvalidArgument when the tensor does not fit the spec.
   void Submit(int position, Staged staged);
-  // `waiter` runs once, here or on the engine's completion thread, when the result is there. After
-  // Submit.
-  void Wait(int position, Waiter waiter);
+  // `waiter` runs once, here or on the engine's completion thread, when all results are there.
+  // After Submit. See Note [All or nothing]
+  void Wait(Waiter waiter);
   // The others learn that this rank will not submit the rest.
   void Abandon(const std::string& reason);
 
  private:
   struct Member {
-    bool submitted = false, done = false;
+    bool submitted = false;
     Staged staged;
-    engine::Result result;
-    Waiter waiter;
   };
   using Ready = std::vector<std::pair<int, engine::Submission>>;  // by place in the batch
 
@@ -89,11 +93,13 @@ class Call : public std::enable_shared_from_this<Call> {
   std::vector<Member> members_;
   std::vector<engine::Shape> shapes_;
   std::vector<int> place_of_;  // [position], once chosen
-  int missing_;
+  int missing_;                // members not submitted
+  int unfinished_;             // members without a result
   bool chosen_ = false;
   Choice choice_;
   engine::BatchPtr batch_;
-  Status failure_;
+  Status failure_;  // the first one
+  std::vector<Waiter> waiters_;
   std::string abandoned_;  // the reason
 };
 using CallPtr = std::shared_ptr<Call>;

@@ -69,17 +69,11 @@ void Join(void*, TF_OpKernelContext* context) {
   EmitHandle(context, 0, call->id(), [](int64_t id) { CallTable::The().DropJoined(id); });
 }
 
-void* CreateWait(TF_OpKernelConstruction* construction) {
-  return new int(static_cast<int>(IntAttr(construction, "position")));
-}
-void DestroyWait(void* kernel) { delete static_cast<int*>(kernel); }
-
-void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
-  const int position = *static_cast<const int*>(kernel);
+void Wait(void*, TF_OpKernelContext* context, Done done) {
   const CallPtr call = CallTable::The().Find(ScalarInput(context, 1));
-  call->Wait(position, [context, done = std::move(done)](const engine::Result& result) {
+  call->Wait([context, done = std::move(done)](const Status& failure) {
     try {
-      ThrowIfError(result.status);
+      ThrowIfError(failure);
       const TensorPtr staged = Input(context, 0);
       TfStatus status;
       TheApi().SetOutput(context, 0, staged.get(), status);
@@ -157,13 +151,13 @@ const std::vector<OpDefinition>& GraphOps() {
        &Join,
        nullptr},
       {"GradredWait",
-       {kTensorType, "position: int"},
+       {kTensorType},
        {"staged: T", "joined: int64"},
        {"reduced: T"},
        /*stateful=*/false,
        &ShapeOfInput,
-       &CreateWait,
-       &DestroyWait,
+       nullptr,
+       nullptr,
        nullptr,
        &Wait},
   };

@@ -198,15 +198,14 @@ def failing_step(mode, bad, layer=5):
     def step():
         with tf.GradientTape() as tape:
             h = tf.ones([2, 3])
+            if layer == -1:
+                good = tf.debugging.Assert(tf.logical_not(bad), ["middle of backward"])
+                with tf.control_dependencies([good]):
+                    h = tf.identity(h)
             for i, w in enumerate(ws):
                 h = tf.matmul(h, w)
                 h = fragile(h) if i == layer else h
             h = fragile(h) if layer == 10 else h
-            if layer == -1:
-                with tf.control_dependencies(
-                    [tf.debugging.Assert(tf.logical_not(bad), ["middle of backward"])]
-                ):
-                    h = tf.identity(h)
             loss = tf.reduce_sum(h)
         gradients = hvd.DistributedGradientTape(tape, groups=5).gradient(loss, ws)
         for w, gradient in zip(ws, gradients, strict=True):
