@@ -174,6 +174,40 @@ TEST(AbandonReachesPeers) {
   });
 }
 
+TEST(AbandonLeavesAgreedGroupsAlone) {
+  // A big group is under way on the data loop when the rest of its batch is given up: those behind
+  // it in the queue that are agreed run to their end too.
+  OnRanks(2, [](Engine& engine, int r) {
+    std::vector<EntrySpec> entries{Float("big", 1 << 20)};
+    for (int i = 0; i < 6; ++i) entries.push_back(Float("small" + std::to_string(i), 1));
+    const auto spec = Spec("grads", entries, {1, 2, 3, 4, 5, 6, 7});
+    for (int round = 0; round < 10; ++round) {
+      std::atomic<int> reduced{0}, failed{0};
+      std::vector<std::vector<float>> data;
+      for (const EntrySpec& entry : entries) data.emplace_back(entry.shape[0], 1.0f);
+      const BatchPtr batch = engine.Open(spec);
+      const int submitted = r == 0 ? 6 : 7;
+      for (int i = 0; i < submitted; ++i) {
+        Submission submission = InPlace(data[i]);
+        submission.done = [&, i](const Result& result) {
+          if (!result.status.ok())
+            ++failed;
+          else if (data[i].back() == 2.0f)
+            ++reduced;
+          else
+            failed += 100;
+        };
+        engine.Submit(batch, i, std::move(submission));
+      }
+      if (r == 0) engine.Abandon(batch, "round " + std::to_string(round));
+      while (reduced + failed < submitted) std::this_thread::yield();
+      CHECK(failed < 100);
+      CHECK(r == 0 || failed > 0);
+      CHECK_EQ(Reduce(engine, "ok", {1})[0], 2.0f);
+    }
+  });
+}
+
 TEST(JoinSuppliesZeros) {
   OnRanks(3, [](Engine& engine, int r) {
     for (int step = 0; step < 2 + 3 * r; ++step) {

@@ -76,12 +76,16 @@ bool Batch::submitted_all() const {
   return not_submitted_ == 0;
 }
 
-std::vector<Submission*> Batch::Take(int group) {
+void Batch::Start(int group) {
   Lock lock(this);
   if (state_[group] != State::kReady)
     throw Error(Kind::kInternal,
                 "group " + std::to_string(group) + " of '" + spec_->name + "' runs unready");
   state_[group] = State::kRunning;
+}
+
+std::vector<Submission*> Batch::Take(int group) {
+  Lock lock(this);
   std::vector<Submission*> members;
   for (int i = plan_->groups[group].first; i < plan_->groups[group].last; ++i)
     members.push_back(&members_[i]);

@@ -35,7 +35,9 @@ class Batch {
   int Submit(int position, Submission submission);
 
   bool IsReady(int group) const;
-  // The members of a group that is ready; it is running from here on.
+  // A group that is ready is agreed on and will run: from here on FailRest leaves it alone.
+  void Start(int group);
+  // The members of a group that was started.
   std::vector<Submission*> Take(int group);
   // `results` in the order of the group's members.
   void Finish(int group, std::vector<Result> results);

@@ -221,6 +221,7 @@ class Engine::Impl {
   // GRADRED_NULL: what a job of one rank without scales would return.
   void RunNull(const BatchPtr& batch, int group) {
     const GroupPlan& plan = batch->plan().groups[group];
+    batch->Start(group);
     std::vector<Submission*> members = batch->Take(group);
     std::vector<Result> results;
     for (int i = plan.first; i < plan.last; ++i) {

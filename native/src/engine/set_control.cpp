@@ -180,6 +180,7 @@ void SetControl::Perform(const core::Action& action) {
       item.batch = queue.batches.front();
       item.spec = item.batch->spec_ptr();
       queue.ready_since[run->group] = -1;
+      item.batch->Start(run->group);
       data_->Post(std::move(item));
       if (--queue.groups_left == 0) EndFirst(run->declaration->name);
     } else {
