@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "diffraction"))
 
-import dataset  # noqa: E402
+import dataset
 
 
 def test_a_full_disk_keeps_what_is_finished(tmp_path, monkeypatch):
