@@ -178,7 +178,7 @@ def plan(native: str, old_python: str | None) -> list[Part]:
         where = [folder for folder in frameworks if folder != "tests/examples"]
         parts.append(ranks_part("oldest-2", old_python, 2, where, marks="ranks and smoke"))
     for part in parts:
-        part.environment["GRADRED_NATIVE_TESTS"] = str((_ROOT / native).resolve())
+        part.environment["GRADRED_TEST_NATIVE"] = str((_ROOT / native).resolve())
         part.environment["PYTHONPATH"] = str(_ROOT)
     return parts
 

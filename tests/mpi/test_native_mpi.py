@@ -25,9 +25,9 @@ RunNative = Callable[..., JobResult]
 @pytest.fixture
 def run_native(run_ranks: Callable[..., JobResult]) -> RunNative:
     """Starts mpi_ranks on `size` ranks by plain mpirun."""
-    folder = os.environ.get("GRADRED_NATIVE_TESTS")
+    folder = os.environ.get("GRADRED_TEST_NATIVE")
     if folder is None:
-        pytest.skip("GRADRED_NATIVE_TESTS, the folder of the C++ tests, is not set")
+        pytest.skip("GRADRED_TEST_NATIVE, the folder of the C++ tests, is not set")
     if find_mpirun() is None:
         pytest.skip("there is no mpirun")
     program = str(Path(folder, "mpi_ranks"))
@@ -104,7 +104,7 @@ def test_ranks_that_mpi_does_not_join_are_refused(run_native: RunNative) -> None
     result = run_native(1, env=slurm)
     assert result.returncode == 0, f"the variables of mpirun count first\n{result.text}"
     alone = subprocess.run(
-        [f"{os.environ['GRADRED_NATIVE_TESTS']}/mpi_ranks", f"--prefix={sys.prefix}"],
+        [f"{os.environ['GRADRED_TEST_NATIVE']}/mpi_ranks", f"--prefix={sys.prefix}"],
         # Alone, Open MPI 5 leaves its shared memory behind.
         env={**os.environ, **slurm, "OMPI_MCA_btl": "self"},
         capture_output=True,
