@@ -136,7 +136,7 @@ def broadcast(
     number = process_set.require_member(what)
     if root_rank not in process_set.ranks:
         raise InvalidArgument(
-            f"{what}: root_rank={root_rank}: expected a rank of process set {number} "
+            f"{what}: root_rank={root_rank!r}: expected a rank of process set {number} "
             f"({', '.join(map(str, process_set.ranks))})"
         )
     return _run_one("broadcast", value, name, number, root=int(root_rank))
@@ -164,6 +164,11 @@ def _reduce(
     wire = basics.settings().wire if wire is None else wire
     if wire not in _WIRES:
         raise InvalidArgument(f"{what}: wire={wire!r}: expected one of {', '.join(_WIRES)}")
+    for factor, value in (("prescale_factor", prescale), ("postscale_factor", postscale)):
+        if not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
+            raise InvalidArgument(f"{what}: {factor}={value!r}: expected a finite number")
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgument(f"{what}: process_set={process_set!r}: expected a ProcessSet")
     values = [as_input(array, what) for array in arrays]
     number = process_set.require_member(what)
     domain = name or _unnamed(operation, values, number)
@@ -194,7 +199,11 @@ def _run_one(
 
 
 def _what(operation: str, name: str | None) -> str:
-    """The call, for messages."""
+    """The call, for messages; refuses what cannot be a name."""
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgument(
+            f"{operation}: name={name!r}: expected text, got {type(name).__name__}"
+        )
     return f"{operation} of '{name}'" if name else operation
 
 

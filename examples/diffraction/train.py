@@ -118,5 +118,5 @@ def main(argv: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (DataError, gradred.errors.Error) as error:
+    except (DataError, OSError, gradred.errors.Error) as error:
         sys.exit(f"train.py: {type(error).__name__}: {error}")

@@ -92,5 +92,5 @@ def scale_loss(optimizer, loss):
 if __name__ == "__main__":
     try:
         main()
-    except (DataError, gradred.errors.Error) as error:
+    except (DataError, OSError, gradred.errors.Error) as error:
         sys.exit(f"train_loop.py: {type(error).__name__}: {error}")

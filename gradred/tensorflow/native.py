@@ -54,7 +54,8 @@ def as_gradred_error(error: tf.errors.OpError) -> errors.Error | None:
     if match is None or kind is None:
         return None
     # TensorFlow adds where the op was: "... [Op:GradredRunList] name: "
-    return kind(text[match.end() :].partition(" [Op:")[0])
+    cause = text[match.end() :].partition(" [Op:")[0]
+    return kind(cause.partition("\n\t [[{{node")[0])
 
 
 @contextmanager

@@ -12,7 +12,9 @@ constexpr char kStepFailed[] = "the step failed on this rank before all its grad
 constexpr int64_t kLoopDomains = 32;
 
 std::string SuffixOf(const CallKey& key) {
-  return key.iteration == 0 ? "" : "@" + std::to_string(key.iteration % kLoopDomains);
+  const std::string instance = key.instance == 0 ? "" : "+" + std::to_string(key.instance);
+  if (key.iteration == 0) return instance;
+  return instance + "@" + std::to_string(key.iteration % kLoopDomains);
 }
 
 }  // namespace

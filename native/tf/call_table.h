@@ -35,10 +35,12 @@ namespace gradred::tf {
 // Which run of a graph's Submits belongs together: a loop runs its iterations in parallel.
 struct CallKey {
   std::string domain;  // See Note [Names of specs]
+  int instance = 0;    // See Note [Instances]
   uint64_t frame = 0;
   int64_t iteration = 0;
   bool operator<(const CallKey& o) const {
-    return std::tie(domain, frame, iteration) < std::tie(o.domain, o.frame, o.iteration);
+    return std::tie(domain, instance, frame, iteration) <
+           std::tie(o.domain, o.instance, o.frame, o.iteration);
   }
 };
 

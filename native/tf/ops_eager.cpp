@@ -6,21 +6,23 @@
 
 #include "domains.h"
 #include "engine/engine.h"
+#include "instances.h"
 #include "ops.h"
 
 namespace gradred::tf {
 namespace {
 
 struct RunListKernel {
-  std::string domain;
+  explicit RunListKernel(TF_OpKernelConstruction* construction)
+      : instance(construction, StringAttr(construction, "domain")) {}
+  const Instance instance;
   std::set<int> absent;  // positions whose tensor is only the place for the result
   std::mutex mutex;
   engine::DomainSpecPtr recent;
 };
 
 void* CreateRunList(TF_OpKernelConstruction* construction) {
-  auto kernel = std::make_unique<RunListKernel>();
-  kernel->domain = StringAttr(construction, "domain");
+  auto kernel = std::make_unique<RunListKernel>(construction);
   for (int64_t position : IntListAttr(construction, "absent"))
     kernel->absent.insert(static_cast<int>(position));
   return kernel.release();
@@ -136,7 +138,7 @@ class Run {
 void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   auto* k = static_cast<RunListKernel*>(kernel);
   const std::shared_ptr<engine::Engine> engine = engine::Global();
-  engine::DomainSpecPtr spec = Domain::For(k->domain, "").spec();
+  engine::DomainSpecPtr spec = Domain::For(k->instance.domain(), k->instance.Suffix()).spec();
   auto run = std::make_shared<Run>(context, std::move(done));
   run->Prepare(*spec, k->absent);
   if (!spec->complete()) {

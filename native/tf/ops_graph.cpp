@@ -1,35 +1,38 @@
 // GradredBegin, GradredSubmit, GradredJoin, GradredWait. See Note [Begin, Submit, Join, Wait]
 #include "call_table.h"
 #include "domains.h"
+#include "instances.h"
 #include "ops.h"
 
 namespace gradred::tf {
 namespace {
 
-CallPtr Claim(TF_OpKernelContext* context, const std::string& domain, int position, int output) {
-  const CallPtr call = CallTable::The().Claim(
-      {domain, TheApi().GetFrameId(context), TheApi().GetIterId(context)}, position);
+CallPtr Claim(TF_OpKernelContext* context, const Instance& instance, int position, int output) {
+  const CallPtr call =
+      CallTable::The().Claim({instance.domain(), instance.Number(), TheApi().GetFrameId(context),
+                              TheApi().GetIterId(context)},
+                             position);
   EmitHandle(context, output, call->id(), [](int64_t id) { CallTable::The().DropTicket(id); });
   return call;
 }
 
 void* CreateBegin(TF_OpKernelConstruction* construction) {
-  return new std::string(StringAttr(construction, "domain"));
+  return new Instance(construction, StringAttr(construction, "domain"));
 }
-void DestroyBegin(void* kernel) { delete static_cast<std::string*>(kernel); }
+void DestroyBegin(void* kernel) { delete static_cast<Instance*>(kernel); }
 
 void Begin(void* kernel, TF_OpKernelContext* context) {
-  Claim(context, *static_cast<const std::string*>(kernel), CallTable::kBegin, 0);
+  Claim(context, *static_cast<const Instance*>(kernel), CallTable::kBegin, 0);
 }
 
 struct SubmitKernel {
-  std::string domain;
+  Instance instance;
   int position;
   bool absent;
 };
 
 void* CreateSubmit(TF_OpKernelConstruction* construction) {
-  return new SubmitKernel{StringAttr(construction, "domain"),
+  return new SubmitKernel{Instance(construction, StringAttr(construction, "domain")),
                           static_cast<int>(IntAttr(construction, "position")),
                           BoolAttr(construction, "absent")};
 }
@@ -57,7 +60,7 @@ Staged Stage(TF_OpKernelContext* context, bool absent) {
 void Submit(void* kernel, TF_OpKernelContext* context) {
   const auto* k = static_cast<const SubmitKernel*>(kernel);
   Staged staged = Stage(context, k->absent);
-  const CallPtr call = Claim(context, k->domain, k->position, 1);
+  const CallPtr call = Claim(context, k->instance, k->position, 1);
   call->Submit(k->position, std::move(staged));
 }
 

@@ -41,6 +41,10 @@ enum TF_Code : unsigned {
   TF_UNAVAILABLE = 14
 };
 typedef unsigned char TF_Bool;
+struct TF_StringView {
+  const char* data;
+  size_t len;
+};
 }
 #endif
 
@@ -94,6 +98,7 @@ typedef unsigned char TF_Bool;
   X(int64_t, GetIterId, (TF_OpKernelContext*))                                                \
   X(void, OpKernelContext_Failure, (TF_OpKernelContext*, TF_Status*))                         \
   X(void, OpKernelConstruction_Failure, (TF_OpKernelConstruction*, TF_Status*))               \
+  X(TF_StringView, OpKernelConstruction_GetName, (TF_OpKernelConstruction*))                  \
   X(void, OpKernelConstruction_GetAttrSize,                                                   \
     (TF_OpKernelConstruction*, const char*, int32_t*, int32_t*, TF_Status*))                  \
   X(void, OpKernelConstruction_GetAttrInt64,                                                  \

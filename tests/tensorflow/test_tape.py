@@ -363,5 +363,27 @@ def test_groups_follow_the_graph(rank, size):
     assert names == ["d", "c", "b", "a"], lines
 
 
+def test_a_function_that_reduces_called_twice_in_a_step(rank, size):
+    """Nothing orders the two copies of its body; each is reduced with its like."""
+    ws = [tf.Variable(tf.ones([5]) * (k + 1)) for k in range(3)]
+
+    @tf.function
+    def gradients(scale):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(w * w) for w in ws]) * scale
+        return hvd.DistributedGradientTape(tape).gradient(loss, ws)
+
+    @tf.function
+    def step_of_two():
+        return gradients(tf.constant(1.0 + rank)), gradients(tf.constant(10.0 + rank))
+
+    mean = (size - 1) / 2
+    for _ in range(5):
+        first, second = step_of_two()
+        for k in range(3):
+            assert first[k].numpy().tolist() == [2.0 * (k + 1) * (1.0 + mean)] * 5
+            assert second[k].numpy().tolist() == [2.0 * (k + 1) * (10.0 + mean)] * 5
+
+
 def test_abandoned_is_an_entry_error():
     assert issubclass(Abandoned, gradred.Error)

@@ -232,6 +232,14 @@ void WorldImpl::Abort(const Status& cause) {
 }
 
 std::string ChooseTransport(const WorldOptions& options) {
+  if (options.transport == "self") {
+    const LauncherInfo launcher = FindLauncher();
+    const int size = std::max(launcher.size, LocalLauncherSize());
+    if (size > 1)
+      throw Error(Kind::kInvalidArgument, "GRADRED_TRANSPORT=self is a job of one rank, but " +
+                                              std::to_string(size) +
+                                              " were started: unset it, or start one");
+  }
   if (options.transport != "auto") return options.transport;
   if (options.mpi_comm != nullptr) return "mpi";
   const LauncherInfo launcher = FindLauncher();

@@ -97,8 +97,10 @@ void ControlLoop::Join(std::function<void(const Status&, int)> done) {
                 -1);
   }
   inbox_.push_back([this, done = std::move(done)] {
+    // Whether two calls overlap is chance, so sharing one join would differ between ranks.
+    if (!joined_.empty())
+      return done({Kind::kInvalidArgument, "another thread of this rank waits in join"}, -1);
     joined_.push_back(done);
-    if (joined_.size() > 1) return;
     Find(0)->Join([this](int last_rank) {
       const auto joined = std::move(joined_);
       joined_.clear();

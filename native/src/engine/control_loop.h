@@ -66,7 +66,7 @@ class ControlLoop {
   AbortNotice cause_;
   Nanos cause_until_ = 0;
 
-  // Those who wait in a join, and in the shutdown: later callers share the first's.
+  // Who waits in a join, at most one, and in the shutdown: later callers share the first's.
   std::vector<std::function<void(const Status&, int)>> joined_;
   std::vector<std::function<void(const Status&)>> shut_down_;
 

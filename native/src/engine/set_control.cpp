@@ -119,9 +119,11 @@ void SetControl::Shutdown(const std::string& reason) {
   Drain();
 }
 
-Status SetControl::Named(const Status& status) const {
-  if (id_ == 0) return status;
-  return {status.kind(), status.message() + " (process set " + std::to_string(id_) + ")"};
+Status SetControl::Named(const std::string& domain, const Status& status) const {
+  std::string text = status.message();
+  if (text.find("'" + domain + "'") == std::string::npos) text += " (in '" + domain + "')";
+  if (id_ != 0) text += " (process set " + std::to_string(id_) + ")";
+  return {status.kind(), text};
 }
 
 void SetControl::EndFirst(const std::string& domain) {
@@ -190,7 +192,7 @@ void SetControl::Perform(const core::Action& action) {
   } else if (const auto* fail = std::get_if<core::Fail>(&action)) {
     const auto at = queues_.find(fail->domain);
     if (at == queues_.end()) return;
-    at->second.batches.front()->FailRest(Named(fail->status));
+    at->second.batches.front()->FailRest(Named(fail->domain, fail->status));
     EndFirst(fail->domain);
   } else if (const auto* joined = std::get_if<core::AllJoined>(&action)) {
     const auto done = std::move(joined_);

@@ -89,7 +89,8 @@ class SetControl {
   void OpenNow(const BatchPtr& batch, std::optional<std::string> abandoned);
   void OpenHeld();
   void FailHeld(const Status& status);
-  Status Named(const Status& status) const;  // with the process set in its text
+  // With domain and process set in its text.
+  Status Named(const std::string& domain, const Status& status) const;
 
   const int id_;
   const std::vector<int> members_;
