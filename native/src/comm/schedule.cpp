@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "base/graveyard.h"
+
 namespace gradred::comm {
 
 Stage& Schedule::Next() { return stages.emplace_back(); }
@@ -64,7 +66,7 @@ class ScheduleWork : public Work {
     for (auto& stage : pending_) {
       for (WorkPtr& transfer : stage) {
         if (!transfer->Poll() || !transfer->status().ok()) {
-          (void)scratch_.release();
+          Bury(scratch_);
           return;
         }
       }

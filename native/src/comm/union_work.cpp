@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "base/graveyard.h"
+
 namespace gradred::comm {
 namespace {
 
@@ -33,8 +35,8 @@ class UnionWork : public Work {
     if (!messages_) return;
     for (const WorkPtr* work : {&messages_->send_size, &messages_->send_body,
                                 &messages_->receive_size, &messages_->receive_body}) {
-      if (*work && !(*work)->Poll()) {
-        (void)messages_.release();
+      if (*work && (!(*work)->Poll() || !(*work)->status().ok())) {
+        Bury(messages_);
         return;
       }
     }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/graveyard.h"
+
 namespace gradred::engine {
 
 namespace {
@@ -127,8 +129,8 @@ void DataLoop::FailAll(const Status& cause) {
     set.queue.clear();
     if (set.run) {  // its memory may still be in use by the transport or by peers: it is never
                     // freed
-      (void)set.run.release();
-      if (set.data) (void)set.data.release();
+      Bury(set.run);
+      Bury(set.data);
     }
   }
 }

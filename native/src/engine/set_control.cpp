@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/graveyard.h"
+
 namespace gradred::engine {
 
 namespace {
@@ -238,10 +240,10 @@ void SetControl::FailAll(const Status& cause) {
 }
 
 void SetControl::Leak() {
-  (void)words_.release();
-  (void)round_.release();
-  (void)union_.release();
-  (void)control_.release();
+  Bury(words_);
+  Bury(round_);
+  Bury(union_);
+  Bury(control_);
 }
 
 int SetControl::OldestReady(const Queue& queue) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/graveyard.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/shm/segment.h"
 #include "comm/tag_turn.h"
@@ -72,7 +73,7 @@ class SharedWork final : public Work {
              LayoutPtr layout, std::vector<reduce::Range> parts, TagTurn turn);
   ~SharedWork() override {
     // Messages still point there: see Work on the memory of unfinished Works.
-    if (step_ != Step::kWait && step_ != Step::kFinished) (void)mail_.release();
+    if (step_ != Step::kWait && step_ != Step::kFinished) Bury(mail_);
   }
 
  private:
