@@ -71,11 +71,6 @@ bool Batch::IsReady(int group) const {
   return state_[group] == State::kReady;
 }
 
-bool Batch::submitted_all() const {
-  Lock lock(this);
-  return not_submitted_ == 0;
-}
-
 void Batch::Start(int group) {
   Lock lock(this);
   if (state_[group] != State::kReady)

@@ -45,7 +45,6 @@ class Batch {
   void FailRest(const Status& status);
   // Fails one running group.
   void FailGroup(int group, const Status& status);
-  bool submitted_all() const;
 
  private:
   enum class State : uint8_t { kFilling, kReady, kRunning, kFinished, kFailed };

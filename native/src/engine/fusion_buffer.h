@@ -21,7 +21,6 @@ class FusionBuffer {
     return *segment_;
   }
   int64_t nbytes() const { return segment_ ? segment_->nbytes() : 0; }
-  void Leak() { (void)segment_.release(); }  // unfinished operations may still use it
 
  private:
   comm::SegmentPtr segment_;
