@@ -26,6 +26,21 @@ class Segment {
 using SegmentPtr = std::unique_ptr<Segment>;
 using LayoutPtr = std::shared_ptr<const reduce::Layout>;
 
+// The tensors behind a layout: whoever reduces asks for ranges of the layout's bytes when it has
+// room for them, and gives them back reduced. Used by the thread of the communicator. Ranges start
+// and end at multiples of kAlign or at the layout's end. They are packed in ascending order, each
+// byte once, and unpacked in ascending order, each byte once, and none before it has been packed;
+// between the two, later ranges may be packed.
+class Cargo {
+ public:
+  virtual ~Cargo() = default;
+  // Writes the bytes of `range` to `at`, where its first byte lies.
+  virtual void Pack(reduce::Range range, void* at) = 0;
+  // The reduced bytes of `range` lie at `at`; they are the communicator's again after the call.
+  virtual void Unpack(reduce::Range range, const void* at) = 0;
+};
+using CargoPtr = std::shared_ptr<Cargo>;
+
 // merge(a, b) must be commutative and associative: the result must not depend on the order.
 using MergeFunction = std::function<std::string(const std::string&, const std::string&)>;
 
@@ -52,6 +67,12 @@ class Communicator {
   // their k-th). `offset` is a multiple of kAlign. A segment is reused by the owner as soon as its
   // own Work is finished; that rule alone must be enough.
   virtual WorkPtr AllReduce(Segment& segment, int64_t offset, LayoutPtr layout) = 0;
+  // The same sums, of what `cargo` packs, through memory of the communicator: where it can, a
+  // window of chunks that stay in cache, so that packing, summing and unpacking of different chunks
+  // overlap. Without an implementation of its own (cargo.cpp): all of it in one segment.
+  virtual WorkPtr AllReduceCargo(LayoutPtr layout, CargoPtr cargo);
+  // Memory that the communicator keeps for the above, bytes.
+  virtual int64_t window_nbytes() const { return 0; }
   // Afterwards rank r holds the reduced bytes of parts[r] (ranges relative to `offset`, multiples
   // of kAlign or the layout's end, one a rank, maybe empty); the other parts of its segment are
   // undefined.
