@@ -284,6 +284,12 @@ TEST(Int64AveragesAreExact) {
       int64_t mean[kCount];
       UnpackInt64Average(mean, packed, kCount, size);
       for (int i = 0; i < kCount; ++i) CHECK_EQ(mean[i], static_cast<int64_t>(exact[i] / size));
+      for (int64_t begin : {0, 1, 3})  // any range by itself
+        for (int64_t end = begin; end <= kCount; ++end) {
+          int64_t part[kCount];
+          UnpackInt64Average(part, packed + 2 * begin, end - begin, size);
+          for (int64_t i = begin; i < end; ++i) CHECK_EQ(part[i - begin], mean[i]);
+        }
     }
   }
 }

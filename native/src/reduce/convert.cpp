@@ -66,8 +66,8 @@ void Convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64
 
 void PackInt64Average(int64_t* dst, const int64_t* src, int64_t count, int size) {
   for (int64_t i = 0; i < count; ++i) {
-    dst[i] = src[i] / size;
-    dst[count + i] = src[i] % size;
+    dst[2 * i] = src[i] / size;
+    dst[2 * i + 1] = src[i] % size;
   }
 }
 
@@ -76,8 +76,8 @@ void UnpackInt64Average(int64_t* dst, const int64_t* src, int64_t count, int siz
     // |remainders| < size * size, so neither the sum of quotients nor this one leaves the range.
     // The whole is quotients + remainders / size; toward zero, so a rest of the other sign than the
     // quotients takes one away.
-    int64_t whole = src[i] + src[count + i] / size;
-    const int64_t rest = src[count + i] % size;
+    int64_t whole = src[2 * i] + src[2 * i + 1] / size;
+    const int64_t rest = src[2 * i + 1] % size;
     if (whole > 0 && rest < 0) --whole;
     if (whole < 0 && rest > 0) ++whole;
     dst[i] = whole;
