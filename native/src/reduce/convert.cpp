@@ -14,16 +14,33 @@ bool NeedsDouble(DType d) {
   return d == DType::kFloat64 || d == DType::kInt32 || d == DType::kInt64;
 }
 
-template <class F, class Load, class Store>
-void ConvertBlocks(char* dst, int dst_size, const char* src, int src_size, int64_t count, F scale,
-                   Load load, Store store) {
-  F block[kLoopBlock];
-  for (int64_t at = 0; at < count; at += kLoopBlock) {
-    const int64_t m = std::min(kLoopBlock, count - at);
-    load(block, src + at * src_size, m, scale);
-    store(dst + at * dst_size, block, m);
+// By way of F, float or double, block by block in the nearest cache.
+struct Stages {
+  const Loops& loops;
+  char* dst;
+  const char* src;
+  int to, from;
+
+  template <class F, class Load, class Store>
+  void Run(Load load, Store store, int64_t count, F scale, ConvertCounts* counts) const {
+    constexpr int64_t kBlock = 1024;
+    const int to_size = DTypeSize(static_cast<DType>(to));
+    const int from_size = DTypeSize(static_cast<DType>(from));
+    F block[kBlock];
+    for (int64_t at = 0; at < count; at += kBlock) {
+      const int64_t m = std::min(kBlock, count - at);
+      const char* const in = src + at * from_size;
+      char* const out = dst + at * to_size;
+      int64_t non_finite = 0;  // integers are finite
+      if (counts && loops.count_non_finite[from]) non_finite = loops.count_non_finite[from](in, m);
+      load(block, in, m, scale);
+      store(out, block, m);
+      if (!counts) continue;
+      counts->non_finite += non_finite;
+      counts->saturated += loops.count_non_finite[to](out, m) - non_finite;
+    }
   }
-}
+};
 
 template <class T>
 void DivideSums(T* dst, const int64_t* sums, int64_t count, int size) {
@@ -39,28 +56,21 @@ void Convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64
              double scale, ConvertCounts* counts) {
   const Loops& loops = BestLoops();
   const int to = static_cast<int>(dst_dtype), from = static_cast<int>(src_dtype);
-  const int to_size = DTypeSize(dst_dtype), from_size = DTypeSize(src_dtype);
-  char* const out = static_cast<char*>(dst);
-  const char* const in = static_cast<const char*>(src);
-  int64_t non_finite = 0;
-  if (counts && loops.count_non_finite[from] && loops.count_non_finite[to])
-    non_finite = loops.count_non_finite[from](src, count);  // before `dst` overwrites it
-
+  if (!IsFloating(dst_dtype)) counts = nullptr;
   if (scale == 1 && dst_dtype == src_dtype) {
-    if (dst != src) std::memcpy(dst, src, static_cast<size_t>(count * to_size));
-  } else if (NeedsDouble(dst_dtype) || NeedsDouble(src_dtype)) {
-    ConvertBlocks<double>(out, to_size, in, from_size, count, scale, loops.load_f64[from],
-                          loops.store_f64[to]);
+    if (counts)
+      counts->non_finite += loops.copy_counted[to](dst, src, count);
+    else if (dst != src)
+      std::memcpy(dst, src, static_cast<size_t>(count * DTypeSize(dst_dtype)));
+  } else if (loops.convert[from][to]) {
+    loops.convert[from][to](dst, src, count, scale, counts);
   } else {
-    ConvertBlocks<float>(out, to_size, in, from_size, count, static_cast<float>(scale),
-                         loops.load_f32[from], loops.store_f32[to]);
-  }
-
-  if (counts && loops.count_non_finite[to]) {
-    counts->non_finite += non_finite;
-    // What is not finite in the source is not finite in the destination; the rest of those there
-    // became infinite.
-    counts->saturated += loops.count_non_finite[to](dst, count) - non_finite;
+    const Stages stages{loops, static_cast<char*>(dst), static_cast<const char*>(src), to, from};
+    if (NeedsDouble(dst_dtype) || NeedsDouble(src_dtype))
+      stages.Run(loops.load_f64[from], loops.store_f64[to], count, scale, counts);
+    else
+      stages.Run(loops.load_f32[from], loops.store_f32[to], count, static_cast<float>(scale),
+                 counts);
   }
 }
 

@@ -1,8 +1,10 @@
 #include "reduce/kernels.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -27,34 +29,6 @@ inline To BitCast(From from) {
   return to;
 }
 
-// The half conversions of base/dtype.h once more, inline, with selects instead of branches, and
-// without subnormal floats: frameworks run their threads with "denormals are zero".
-inline float Widen(Float16 h) {
-  const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16;
-  const uint32_t magnitude = h.bits & 0x7fffu;
-  const uint32_t normal = (magnitude << 13) + 0x38000000u;
-  const uint32_t special = 0x7f800000u | (magnitude & 0x3ffu) << 13;
-  const uint32_t subnormal =
-      BitCast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
-  uint32_t u = magnitude < 0x400u ? subnormal : normal;
-  u = magnitude >= 0x7c00u ? special : u;
-  return BitCast<float>(u | sign);
-}
-inline float Widen(Bfloat16 h) { return ToFloat(h); }
-
-inline Float16 NarrowTo(Float16, float f) {
-  const uint32_t u = BitCast<uint32_t>(f);
-  const uint32_t sign = u >> 16 & 0x8000u;
-  const uint32_t magnitude = u & 0x7fffffffu;
-  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  const uint32_t subnormal = BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  uint32_t h = magnitude < 0x38800000u ? subnormal : normal;
-  h = magnitude >= 0x477ff000u ? 0x7c00u : h;  // rounds beyond 65504
-  h = magnitude > 0x7f800000u ? 0x7e00u : h;
-  return {static_cast<uint16_t>(sign | h)};
-}
-inline Bfloat16 NarrowTo(Bfloat16, float f) { return ToBfloat16(f); }
-
 // A double as a float rounded to odd: rounding that once more to a half is as good as rounding the
 // double once.
 inline float RoundToOdd(double d) {
@@ -69,69 +43,8 @@ inline float RoundToOdd(double d) {
 template <class T>
 constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
 
-// Sums and products of integers wrap: unsigned, and never narrower than int, so that no promotion
-// is signed.
-template <class T>
-using Wrapping = std::conditional_t<sizeof(T) <= 4, uint32_t, uint64_t>;
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-
-struct Sum {
-  template <class T>
-  static T Of(T a, T b) {
-    if constexpr (std::is_integral_v<T>)
-      return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
-    else
-      return a + b;
-  }
-};
-struct Product {
-  template <class T>
-  static T Of(T a, T b) {
-    if constexpr (std::is_integral_v<T>)
-      return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
-    else
-      return a * b;
-  }
-};
-// NaN wins, and of zeros the one that the name says, so that the order of the operands does not
-// matter.
-struct Min {
-  template <class T>
-  static T Of(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      const T equal = BitCast<T>(BitCast<BitsOf<T>>(a) | BitCast<BitsOf<T>>(b));
-      const T other = (a < b) | (a != a) ? a : b;
-      return a == b ? equal : other;
-    } else
-      return a < b ? a : b;
-  }
-};
-struct Max {
-  template <class T>
-  static T Of(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      const T equal = BitCast<T>(BitCast<BitsOf<T>>(a) & BitCast<BitsOf<T>>(b));
-      const T other = (a > b) | (a != a) ? a : b;
-      return a == b ? equal : other;
-    } else
-      return a > b ? a : b;
-  }
-};
-struct And {
-  template <class T>
-  static T Of(T a, T b) {
-    return a & b;
-  }
-};
-
-// Of bool, by its byte: any byte but 0 is true.
-struct Or {
-  static uint8_t Of(uint8_t a, uint8_t b) { return (a | b) != 0; }
-};
-struct All {
-  static uint8_t Of(uint8_t a, uint8_t b) { return (a != 0) & (b != 0); }
-};
 
 // Toward zero, clamped, NaN gives 0.
 template <class T, class F>
@@ -154,7 +67,9 @@ inline T ClampTo(F v) {
 namespace baseline {
 #define GRADRED_TARGET
 #define GRADRED_LOOPS_NAME "baseline"
+#define GRADRED_VECTOR_NBYTES 16
 #include "reduce/loops.inc"
+#undef GRADRED_VECTOR_NBYTES
 #undef GRADRED_LOOPS_NAME
 #undef GRADRED_TARGET
 }  // namespace baseline
@@ -162,18 +77,20 @@ namespace baseline {
 #if defined(__x86_64__)
 namespace avx2 {
 #define GRADRED_TARGET __attribute__((target("avx2,f16c")))
-#define GRADRED_F16C
 #define GRADRED_LOOPS_NAME "avx2"
+#define GRADRED_VECTOR_NBYTES 32
 #include "reduce/loops.inc"
+#undef GRADRED_VECTOR_NBYTES
 #undef GRADRED_LOOPS_NAME
 #undef GRADRED_TARGET
 }  // namespace avx2
 namespace avx512 {
 #define GRADRED_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")))
 #define GRADRED_LOOPS_NAME "avx512"
+#define GRADRED_VECTOR_NBYTES 64
 #include "reduce/loops.inc"
+#undef GRADRED_VECTOR_NBYTES
 #undef GRADRED_LOOPS_NAME
-#undef GRADRED_F16C
 #undef GRADRED_TARGET
 }  // namespace avx512
 #endif
