@@ -114,6 +114,14 @@ class Settings:
     chunk_bytes: int = _row(
         4 << 20, "int", "job", "size of the pieces a group travels in", low=4096, high=1 << 40
     )
+    slot_bytes: int = _row(
+        2 << 20,
+        "int",
+        "job",
+        "size up to which a group has memory of its own, packed as its tensors come; 0: none",
+        low=0,
+        high=1 << 40,
+    )
     group_bytes: int = _row(
         64 << 20, "int", "job", "size at which a group of gradients is cut", low=1, high=1 << 40
     )

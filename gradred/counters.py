@@ -27,6 +27,7 @@ class Metrics:
     wait_s: float  # sum over batches: last local submit to last result
     last_wait_s: float  # the same of the last batch
     communication_s: float  # sum over groups: start to end; process sets overlap
+    packed_early: int  # tensors packed by the thread that brought them, before their group ran
     fusion_buffer_nbytes: int  # memory held for packing, of all process sets
 
 

@@ -58,6 +58,7 @@ py::dict MetricsDict(const engine::Metrics& m) {
   d["wait_s"] = m.wait_s;
   d["last_wait_s"] = m.last_wait_s;
   d["communication_s"] = m.communication_s;
+  d["packed_early"] = m.packed_early;
   d["fusion_buffer_nbytes"] = m.fusion_buffer_nbytes;
   return d;
 }

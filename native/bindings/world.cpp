@@ -45,6 +45,7 @@ engine::EngineOptions EngineOptionsFrom(const py::dict& options) {
   o.stall_warn = Seconds(options, "stall_warn_seconds");
   o.stall_fail = Seconds(options, "stall_fail_seconds");
   o.transport_timeout = Seconds(options, "transport_timeout_seconds");
+  o.slot_nbytes = Get<int64_t>(options, "slot_bytes");
   o.null = Get<bool>(options, "null");
   return o;
 }

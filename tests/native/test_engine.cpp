@@ -1,73 +1,18 @@
 // The engine with ranks as threads of one process.
 #include <atomic>
-#include <functional>
 #include <thread>
 
-#include "comm/loopback/world.h"
-#include "engine/engine.h"
+#include "engine_ranks.h"
 #include "testing.h"
 
 using namespace gradred;
 using namespace gradred::engine;
 using reduce::ReduceOp;
-
-namespace {
-
-// Runs `body` on n engines, a thread a rank; the first failure of a rank fails the test.
-void OnRanks(int n, const std::function<void(Engine&, int)>& body, EngineOptions options = {},
-             bool shut_down = true) {
-  auto worlds = comm::MakeLoopbackWorlds(n, {});
-  std::vector<std::thread> threads;
-  std::vector<std::string> failures(n);
-  for (int r = 0; r < n; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        Engine engine(std::move(worlds[r]), options);
-        body(engine, r);
-        if (shut_down) engine.Shutdown("done");
-      } catch (const std::exception& e) {
-        failures[r] = e.what();
-      }
-    });
-  for (auto& thread : threads) thread.join();
-  for (int r = 0; r < n; ++r)
-    if (!failures[r].empty())
-      throw testing::Failure("rank " + std::to_string(r) + ": " + failures[r]);
-}
-
-EntrySpec Float(const std::string& label, int64_t count, ReduceOp op = ReduceOp::kSum) {
-  EntrySpec entry;
-  entry.label = label;
-  entry.reduce_op = op;
-  entry.shape = {count};
-  return entry;
-}
-
-DomainSpecPtr Spec(const std::string& name, std::vector<EntrySpec> entries,
-                   std::vector<int> ends = {}) {
-  auto spec = std::make_shared<DomainSpec>();
-  spec->name = name;
-  spec->entries = std::move(entries);
-  spec->group_ends = std::move(ends);
-  return spec;
-}
-
-Submission InPlace(std::vector<float>& data) {
-  Submission submission;
-  submission.input = submission.output = data.data();
-  return submission;
-}
-
-std::vector<float> Reduce(Engine& engine, const std::string& name, std::vector<float> data,
-                          ReduceOp op = ReduceOp::kSum) {
-  std::vector<Submission> submissions;
-  submissions.push_back(InPlace(data));
-  engine.RunBlocking(Spec(name, {Float(name, static_cast<int64_t>(data.size()), op)}),
-                     std::move(submissions));
-  return data;
-}
-
-}  // namespace
+using testing::Float;
+using testing::InPlace;
+using testing::OnRanks;
+using testing::Reduce;
+using testing::Spec;
 
 TEST(OneTensor) {
   for (int n : {1, 2, 3, 4, 5})

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "engine/completions.h"
+#include "engine/pack.h"
 
 namespace gradred::engine {
 
@@ -20,15 +21,19 @@ class Batch::Lock {
   std::unique_lock<std::mutex> lock_;
 };
 
-Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan,
+Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, std::vector<SlotPtr> slots,
              std::shared_ptr<Completions> completions, std::shared_ptr<MetricsStore> metrics)
     : spec_(std::move(spec)),
       plan_(std::move(plan)),
       completions_(std::move(completions)),
       metrics_(std::move(metrics)),
+      slots_(std::move(slots)),
       members_(spec_->entries.size()),
       submitted_(members_.size(), false),
       completed_(members_.size(), false),
+      packing_(members_.size(), false),
+      packed_(members_.size(), false),
+      counts_(plan_->groups.size()),
       state_(plan_->groups.size(), State::kFilling),
       not_submitted_(static_cast<int>(members_.size())),
       not_completed_(not_submitted_) {
@@ -37,6 +42,8 @@ Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan,
 
 Batch::~Batch() {
   Lock lock(this);
+  for (const SlotPtr& slot : slots_)
+    if (slot) slot->Quit(this);
   for (size_t i = 0; i < members_.size(); ++i)
     if (submitted_[i] && !completed_[i])
       Complete(static_cast<int>(i),
@@ -44,21 +51,44 @@ Batch::~Batch() {
 }
 
 int Batch::Submit(int position, Submission submission) {
+  char* at = nullptr;  // of the group's slot
+  {
+    Lock lock(this);
+    if (position < 0 || position >= static_cast<int>(members_.size()))
+      throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
+                                              spec_->name + "', which has " +
+                                              std::to_string(members_.size()) + " entries");
+    if (submitted_[position])
+      throw Error(Kind::kInvalidArgument, "'" + spec_->entries[position].label + "' (position " +
+                                              std::to_string(position) + " of '" + spec_->name +
+                                              "') was submitted twice in one batch");
+    submitted_[position] = true;
+    members_[position] = std::move(submission);
+    if (--not_submitted_ == 0) last_submit_ = Now();
+    const int group = plan_->group_of[position];
+    if (state_[group] != State::kFailed && SlotOf(group)) at = SlotOf(group)->StartPack(this);
+    if (!at) return Arrive(position, &lock);
+    packing_[position] = true;  // who fails the group meanwhile leaves this member to us
+  }
+  const int group = plan_->group_of[position];
+  const Submission& member = members_[position];
+  reduce::ConvertCounts counts;
+  PackMember(spec_->entries[position],
+             plan_->groups[group].members[position - plan_->groups[group].first],
+             member.absent ? nullptr : member.input, SlotOf(group)->set_size(), at, &counts);
+  SlotOf(group)->EndPack();
   Lock lock(this);
-  if (position < 0 || position >= static_cast<int>(members_.size()))
-    throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
-                                            spec_->name + "', which has " +
-                                            std::to_string(members_.size()) + " entries");
-  if (submitted_[position])
-    throw Error(Kind::kInvalidArgument, "'" + spec_->entries[position].label + "' (position " +
-                                            std::to_string(position) + " of '" + spec_->name +
-                                            "') was submitted twice in one batch");
-  submitted_[position] = true;
-  members_[position] = std::move(submission);
-  if (--not_submitted_ == 0) last_submit_ = Now();
+  packing_[position] = false;
+  packed_[position] = true;
+  counts_[group].non_finite += counts.non_finite;
+  counts_[group].saturated += counts.saturated;
+  return Arrive(position, &lock);
+}
+
+int Batch::Arrive(int position, Lock* lock) {
   const int group = plan_->group_of[position];
   if (state_[group] == State::kFailed) {
-    Complete(position, {failure_, {}, 0, {}}, &lock);
+    Complete(position, {failure_, {}, 0, {}}, lock);
     return -1;
   }
   if (--missing_[group] > 0) return -1;
@@ -87,6 +117,12 @@ std::vector<Submission*> Batch::Take(int group) {
   return members;
 }
 
+Batch::Packed Batch::TakePacked(int group) {
+  Lock lock(this);
+  const GroupPlan& plan = plan_->groups[group];
+  return {{packed_.begin() + plan.first, packed_.begin() + plan.last}, counts_[group]};
+}
+
 void Batch::Complete(int position, Result result, Lock* lock) {
   completed_[position] = true;
   Submission submission = std::move(members_[position]);
@@ -108,6 +144,7 @@ void Batch::Complete(int position, Result result, Lock* lock) {
 void Batch::Finish(int group, std::vector<Result> results) {
   Lock lock(this);
   state_[group] = State::kFinished;
+  if (SlotOf(group)) SlotOf(group)->Quit(this);
   for (size_t i = 0; i < results.size(); ++i)
     Complete(plan_->groups[group].first + static_cast<int>(i), std::move(results[i]), &lock);
 }
@@ -126,8 +163,9 @@ void Batch::FailRest(const Status& status) {
     if (state_[g] != State::kFilling && state_[g] != State::kReady) continue;
     state_[g] = State::kFailed;
     any = true;
+    if (SlotOf(static_cast<int>(g))) SlotOf(static_cast<int>(g))->Quit(this);
     for (int i = plan_->groups[g].first; i < plan_->groups[g].last; ++i)
-      if (submitted_[i] && !completed_[i])
+      if (submitted_[i] && !completed_[i] && !packing_[i])
         Complete(static_cast<int>(i), {failure_, {}, 0, {}}, &lock);
   }
   if (any) metrics_->Update([](Metrics& m) { ++m.abandoned; });

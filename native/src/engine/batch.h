@@ -9,7 +9,9 @@
 
 #include "engine/metrics_store.h"
 #include "engine/plan.h"
+#include "engine/slots.h"
 #include "engine/spec.h"
+#include "reduce/convert.h"
 
 namespace gradred::engine {
 
@@ -20,18 +22,20 @@ class Completions;
 // loop) -> finished; from each state but the last it may fail. Any thread may call.
 class Batch {
  public:
-  // A batch may outlive the engine in a caller's hands, so it shares what it needs of it.
-  Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan,
+  // `slots`: of the plan's groups, null where there is none; or empty. A batch may outlive the
+  // engine in a caller's hands, so it shares what it needs of it.
+  Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, std::vector<SlotPtr> slots,
         std::shared_ptr<Completions> completions, std::shared_ptr<MetricsStore> metrics);
   ~Batch();  // an unfinished member's callback gets kInternal: nothing waits forever
 
   const DomainSpec& spec() const { return *spec_; }
   const DomainSpecPtr& spec_ptr() const { return spec_; }
   const Plan& plan() const { return *plan_; }
+  const std::shared_ptr<const Plan>& plan_ptr() const { return plan_; }
 
-  // Keeps the submission. Returns the group that became ready, or -1. A member of a group that
-  // failed gets its error at once. Throws kInvalidArgument for a position out of range or submitted
-  // before.
+  // Keeps the submission, and packs its tensor if the group's slot is free for this batch. Returns
+  // the group that became ready, or -1. A member of a group that failed gets its error at once.
+  // Throws kInvalidArgument for a position out of range or submitted before.
   int Submit(int position, Submission submission);
 
   bool IsReady(int group) const;
@@ -39,6 +43,12 @@ class Batch {
   void Start(int group);
   // The members of a group that was started.
   std::vector<Submission*> Take(int group);
+  // What Submit has packed of it into the group's slot, while the slot was this batch's.
+  struct Packed {
+    std::vector<bool> members;
+    reduce::ConvertCounts counts;
+  };
+  Packed TakePacked(int group);
   // `results` in the order of the group's members.
   void Finish(int group, std::vector<Result> results);
   // Fails the groups that are not running nor finished; members submitted later fail alike.
@@ -51,17 +61,22 @@ class Batch {
   // Collects what `Complete` has finished while the lock is held, and posts it when the lock is
   // gone.
   class Lock;
+  int Arrive(int position, Lock* lock);  // of a member that is kept or packed: as Submit
   void Complete(int position, Result result, Lock* lock);
+  Slot* SlotOf(int group) const { return slots_.empty() ? nullptr : slots_[group].get(); }
 
   const DomainSpecPtr spec_;
   const std::shared_ptr<const Plan> plan_;
   const std::shared_ptr<Completions> completions_;
   const std::shared_ptr<MetricsStore> metrics_;
+  const std::vector<SlotPtr> slots_;
   mutable std::mutex mutex_;
   std::vector<Submission> members_;
   std::vector<bool> submitted_, completed_;
-  std::vector<int> missing_;  // by group: members not submitted
-  std::vector<State> state_;  // by group
+  std::vector<bool> packing_, packed_;         // being read by Submit; lies in the slot
+  std::vector<int> missing_;                   // by group: members not submitted
+  std::vector<reduce::ConvertCounts> counts_;  // by group, of what is packed
+  std::vector<State> state_;                   // by group
   Status failure_;
   int not_submitted_, not_completed_;
   Nanos last_submit_ = 0;

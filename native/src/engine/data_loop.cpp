@@ -13,10 +13,11 @@ constexpr double kSlowestBytesPerNano = 0.01;
 }  // namespace
 
 DataLoop::DataLoop(comm::World& world, Nanos transport_timeout, MetricsStore* metrics,
-                   std::function<void(const Status&)> fail)
+                   SlotTable* slots, std::function<void(const Status&)> fail)
     : world_(world),
       transport_timeout_(transport_timeout),
       metrics_(metrics),
+      slots_(slots),
       fail_(std::move(fail)),
       thread_([this] { Run(); }) {}
 
@@ -80,6 +81,7 @@ void DataLoop::Begin(int id, Set* set) {
     set->data = std::make_unique<SetData>();
     set->data->members = set->members;
     set->data->communicator = world_.MakeData(set->members, id);
+    set->data->slots = slots_->Of(id);
   }
   if (item.someone_joined && !PlanOf(*item.spec)->groups[item.group].reduces) {
     // Known alike on all ranks: the round said that somebody has joined.

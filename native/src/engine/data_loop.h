@@ -19,7 +19,7 @@ namespace gradred::engine {
 class DataLoop {
  public:
   // `fail` is called on the loop's thread with what ends the engine.
-  DataLoop(comm::World& world, Nanos transport_timeout, MetricsStore* metrics,
+  DataLoop(comm::World& world, Nanos transport_timeout, MetricsStore* metrics, SlotTable* slots,
            std::function<void(const Status&)> fail);
   ~DataLoop();
   void JoinThread();  // after Stop or StopWith
@@ -51,6 +51,7 @@ class DataLoop {
   comm::World& world_;
   const Nanos transport_timeout_;
   MetricsStore* const metrics_;
+  SlotTable* const slots_;
   const std::function<void(const Status&)> fail_;
   std::mutex mutex_;
   std::vector<RunItem> inbox_;

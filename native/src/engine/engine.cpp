@@ -55,7 +55,8 @@ class Engine::Impl {
   Impl(std::unique_ptr<comm::World> world, EngineOptions options)
       : world_(std::move(world)),
         options_(options),
-        data_(*world_, options.transport_timeout, metrics_.get(),
+        slots_(options.slot_nbytes),
+        data_(*world_, options.transport_timeout, metrics_.get(), &slots_,
               [this](const Status& cause) { control_->Fault(cause); }),
         control_(std::make_unique<ControlLoop>(*world_, options, &data_, metrics_.get())) {
     std::vector<int> all(world_->topology().size);
@@ -90,7 +91,9 @@ class Engine::Impl {
                         " is not among the ranks " + ToText(ranks) + " of process set " +
                         std::to_string(spec->process_set));
     ThrowIfError(control_->failure());
-    auto batch = std::make_shared<Batch>(spec, PlanOf(*spec), completions_, metrics_);
+    const std::shared_ptr<const Plan> plan = PlanOf(*spec);
+    auto batch = std::make_shared<Batch>(
+        spec, plan, slots_.Of(spec->process_set)->Find(spec->name, *plan), completions_, metrics_);
     if (!options_.null) control_->Open(batch);
     return batch;
   }
@@ -192,6 +195,7 @@ class Engine::Impl {
   const EngineOptions options_;
   const std::shared_ptr<MetricsStore> metrics_ = std::make_shared<MetricsStore>();
   const std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();
+  SlotTable slots_;
   DataLoop data_;
   std::unique_ptr<ControlLoop> control_;
   std::mutex closing_;

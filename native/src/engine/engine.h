@@ -15,6 +15,7 @@ struct EngineOptions {
   Nanos stall_warn = 60 * kSecond;         // 0: never
   Nanos stall_fail = 0;                    // 0: never. Absence is no fault unless the user says so
   Nanos transport_timeout = 30 * kSecond;  // agreed work that does not move
+  int64_t slot_nbytes = 2 << 20;           // of the largest group that is packed early
   bool negotiation_timer = true;
   bool null = false;  // GRADRED_NULL: return the inputs, talk to nobody (to measure what
                       // communication costs)
@@ -32,6 +33,7 @@ struct Metrics {
   double wait_s = 0;  // sum over batches: last local submit to last result
   double last_wait_s = 0;
   double communication_s = 0;  // data loop busy with groups
+  int64_t packed_early = 0;    // members packed by the thread that submitted them
   int64_t fusion_buffer_nbytes = 0;
 };
 

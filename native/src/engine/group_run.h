@@ -8,6 +8,7 @@
 #include "comm/communicator.h"
 #include "engine/batch.h"
 #include "engine/fusion_buffer.h"
+#include "engine/slots.h"
 
 namespace gradred::engine {
 
@@ -22,10 +23,14 @@ struct RunItem {
 
 // The data side of a process set: its communicator and memory. Belongs to the data loop.
 struct SetData {
+  ~SetData() {
+    if (slots) slots->Close();  // before their communicator goes
+  }
   std::vector<int> members;  // world ranks
   std::unique_ptr<comm::Communicator> communicator;
   FusionBuffer buffer;
-  int64_t counted_nbytes = 0;           // of the buffer, in the metrics
+  SlotsPtr slots;
+  int64_t counted_nbytes = 0;           // of memory for packing, in the metrics
   int RankInSet(int world_rank) const;  // -1: no member
 };
 

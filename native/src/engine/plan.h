@@ -17,12 +17,17 @@ struct MemberPlan {
   enum class Form : uint8_t {
     kPlain,           // wire elements, scaled by prescale
     kIntegerAverage,  // int64 sums, divided when unpacked
-    kInt64Average,    // quotients and remainders, 2 * count int64
+    kInt64Average,    // quotient and remainder of each element, 2 * count int64
   };
   Form form = Form::kPlain;
   DType wire = DType::kFloat32;
   int64_t offset = 0;  // bytes
   int64_t count = 0;   // elements of the tensor
+
+  int64_t element_nbytes() const {  // of what stands for one of the tensor; divides kAlign
+    return DTypeSize(wire) * (form == Form::kInt64Average ? 2 : 1);
+  }
+  int64_t end() const { return offset + count * element_nbytes(); }
 };
 
 // Behind the tensors of a group rides one int64 for each member (1 from each rank that brought a

@@ -1,85 +1,133 @@
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "engine/group_run.h"
-#include "reduce/convert.h"
+#include "engine/pack.h"
 
 namespace gradred::engine {
 namespace {
 
 using reduce::ConvertCounts;
-using reduce::ReduceOp;
-using Form = MemberPlan::Form;
+using reduce::Range;
 
-// What a rank without a tensor contributes: zero, or for min, max and product the value that
-// changes nothing.
-template <class T>
-void FillWith(void* data, int64_t count, T value) {
-  T* at = static_cast<T*>(data);
-  std::fill(at, at + count, value);
+// Smaller groups that have no slot share one buffer, in which they are reduced in place; larger
+// ones stream through the window of the communicator.
+constexpr int64_t kBufferNbytes = 64 << 10;
+
+Range Overlap(Range a, int64_t begin, int64_t end) {
+  return {std::max(a.begin, begin), std::min(a.end, end)};
 }
 
-template <class T>
-void FillLimits(void* data, int64_t count, ReduceOp op) {
-  FillWith<T>(
-      data, count,
-      op == ReduceOp::kMin ? std::numeric_limits<T>::max() : std::numeric_limits<T>::lowest());
-}
+// The tensors of a group that runs.
+class GroupCargo final : public comm::Cargo {
+ public:
+  // `spec`, `group` and what the submissions point to stay as long as this. `members`: empty on a
+  // rank that has joined.
+  GroupCargo(const DomainSpec& spec, const GroupPlan& group, std::vector<Submission*> members,
+             const comm::Communicator& communicator)
+      : spec_(spec),
+        group_(group),
+        members_(std::move(members)),
+        size_(communicator.size()),
+        average_residual_(communicator.average_residual()),
+        trailer_(group.members.size() + 2) {}
 
-void FillNeutral(void* data, DType dtype, int64_t count, ReduceOp op) {
-  if (op == ReduceOp::kProduct) {
-    switch (dtype) {
-      case DType::kBool:
-      case DType::kUint8:
-      case DType::kInt8:
-        return FillWith<uint8_t>(data, count, 1);
-      case DType::kInt16:
-        return FillWith<int16_t>(data, count, 1);
-      case DType::kInt32:
-        return FillWith<int32_t>(data, count, 1);
-      case DType::kInt64:
-        return FillWith<int64_t>(data, count, 1);
-      case DType::kFloat16:
-        return FillWith<uint16_t>(data, count, 0x3c00);
-      case DType::kBfloat16:
-        return FillWith<uint16_t>(data, count, 0x3f80);
-      case DType::kFloat32:
-        return FillWith<float>(data, count, 1);
-      case DType::kFloat64:
-        return FillWith<double>(data, count, 1);
+  // These are in place already: Pack leaves their bytes alone.
+  void SetPacked(Batch::Packed packed) { packed_ = std::move(packed); }
+
+  void Pack(Range range, void* at) override {
+    char* const base = static_cast<char*>(at) - range.begin;
+    for (size_t i = FirstIn(range); i < group_.members.size(); ++i) {
+      const MemberPlan& member = group_.members[i];
+      if (member.offset >= range.end) break;
+      if (!packed_.members.empty() && packed_.members[i]) continue;
+      if (const Range part = Overlap(range, member.offset, member.end()); part.nbytes() > 0)
+        PackElements(entry(i), member, Present(i) ? members_[i]->input : nullptr,
+                     (part.begin - member.offset) / member.element_nbytes(),
+                     part.nbytes() / member.element_nbytes(), size_, base + part.begin,
+                     &packed_.counts);
+      ZeroBehind(member.end(), range, base);
+    }
+    // Behind all tensors, so the counts are complete.
+    const Range part = Overlap(range, group_.trailer_offset, trailer_end());
+    if (part.nbytes() <= 0) return;
+    for (size_t i = 0; i < group_.members.size(); ++i) trailer_[i] = Present(i);
+    trailer_[group_.members.size()] = packed_.counts.non_finite;
+    trailer_[group_.members.size() + 1] = packed_.counts.saturated;
+    std::memcpy(base + part.begin, TrailerAt(part), static_cast<size_t>(part.nbytes()));
+    ZeroBehind(trailer_end(), range, base);
+  }
+
+  void Unpack(Range range, const void* at) override {
+    const char* const base = static_cast<const char*>(at) - range.begin;
+    if (outputs_.empty()) FindOutputs();
+    for (size_t i = FirstIn(range); i < group_.members.size(); ++i) {
+      const MemberPlan& member = group_.members[i];
+      if (member.offset >= range.end) break;
+      const Range part = Overlap(range, member.offset, member.end());
+      if (part.nbytes() > 0 && outputs_[i])
+        UnpackElements(entry(i), member, outputs_[i],
+                       (part.begin - member.offset) / member.element_nbytes(),
+                       part.nbytes() / member.element_nbytes(), size_, average_residual_,
+                       base + part.begin, &unpacked_);
+    }
+    if (const Range part = Overlap(range, group_.trailer_offset, trailer_end()); part.nbytes() > 0)
+      std::memcpy(TrailerAt(part), base + part.begin, static_cast<size_t>(part.nbytes()));
+  }
+
+  // After the last Unpack.
+  int present(size_t i) const { return static_cast<int>(trailer_[i]); }
+  int64_t non_finite() const { return trailer_[group_.members.size()]; }
+  int64_t saturated() const {
+    const int64_t in_casts = trailer_[group_.members.size() + 1];
+    // Where all values were finite when packed, what is not finite now overflowed in the sum. The
+    // reduced values are the same on all ranks, so this count is too.
+    return in_casts + (non_finite() + in_casts == 0 ? unpacked_.non_finite : 0);
+  }
+
+ private:
+  const EntrySpec& entry(size_t i) const { return spec_.entries[group_.first + i]; }
+  bool Present(size_t i) const { return !members_.empty() && !members_[i]->absent; }
+  int64_t trailer_end() const {
+    return group_.trailer_offset + static_cast<int64_t>(trailer_.size() * sizeof(int64_t));
+  }
+  char* TrailerAt(Range part) {
+    return reinterpret_cast<char*>(trailer_.data()) + (part.begin - group_.trailer_offset);
+  }
+
+  // The first member with bytes in the range, or with the gap behind it.
+  size_t FirstIn(Range range) const {
+    const auto at = std::partition_point(
+        group_.members.begin(), group_.members.end(),
+        [&](const MemberPlan& m) { return reduce::AlignUp(m.end()) <= range.begin; });
+    return static_cast<size_t>(at - group_.members.begin());
+  }
+
+  static void ZeroBehind(int64_t end, Range range, char* base) {
+    if (const Range gap = Overlap(range, end, reduce::AlignUp(end)); gap.nbytes() > 0)
+      std::memset(base + gap.begin, 0, static_cast<size_t>(gap.nbytes()));
+  }
+
+  void FindOutputs() {
+    outputs_.assign(group_.members.size(), nullptr);
+    for (size_t i = 0; i < members_.size(); ++i) {
+      outputs_[i] = members_[i]->output;
+      if (!outputs_[i] && members_[i]->allocate)
+        outputs_[i] = members_[i]->allocate(entry(i).shape);
     }
   }
-  if (op == ReduceOp::kMin || op == ReduceOp::kMax) {
-    const bool min = op == ReduceOp::kMin;
-    switch (dtype) {
-      case DType::kBool:
-        return FillWith<uint8_t>(data, count, min ? 1 : 0);
-      case DType::kUint8:
-        return FillLimits<uint8_t>(data, count, op);
-      case DType::kInt8:
-        return FillLimits<int8_t>(data, count, op);
-      case DType::kInt16:
-        return FillLimits<int16_t>(data, count, op);
-      case DType::kInt32:
-        return FillLimits<int32_t>(data, count, op);
-      case DType::kInt64:
-        return FillLimits<int64_t>(data, count, op);
-      case DType::kFloat16:
-        return FillWith<uint16_t>(data, count, min ? 0x7c00 : 0xfc00);
-      case DType::kBfloat16:
-        return FillWith<uint16_t>(data, count, min ? 0x7f80 : 0xff80);
-      case DType::kFloat32:
-        return FillWith<float>(data, count,
-                               (min ? 1 : -1) * std::numeric_limits<float>::infinity());
-      case DType::kFloat64:
-        return FillWith<double>(data, count,
-                                (min ? 1 : -1) * std::numeric_limits<double>::infinity());
-    }
-  }
-  std::memset(data, 0, count * DTypeSize(dtype));
-}
+
+  const DomainSpec& spec_;
+  const GroupPlan& group_;
+  const std::vector<Submission*> members_;
+  const int size_;
+  const double average_residual_;
+  Batch::Packed packed_;
+  ConvertCounts unpacked_;        // of half wires
+  std::vector<void*> outputs_;    // by member; null: nobody wants it
+  std::vector<int64_t> trailer_;  // see GroupPlan
+};
 
 class ReduceRun final : public GroupRun {
  public:
@@ -87,106 +135,68 @@ class ReduceRun final : public GroupRun {
       : item_(std::move(item)),
         set_(set),
         metrics_(metrics),
-        plan_(PlanOf(*item_.spec)),
-        group_(plan_->groups[item_.group]) {
-    if (item_.batch) members_ = item_.batch->Take(item_.group);
+        plan_(item_.batch ? item_.batch->plan_ptr() : PlanOf(*item_.spec)),
+        group_(plan_->groups[item_.group]),
+        cargo_(std::make_shared<GroupCargo>(
+            *item_.spec, group_,
+            item_.batch ? item_.batch->Take(item_.group) : std::vector<Submission*>(),
+            *set_->communicator)) {
     nbytes = group_.layout->nbytes();
-    comm::Segment& segment = set_->buffer.Reserve(*set_->communicator, nbytes);
-    base_ = static_cast<char*>(segment.data());
-    Pack();
-    work_ = set_->communicator->AllReduce(segment, 0, group_.layout);
+    comm::Communicator& communicator = *set_->communicator;
+    slot_ = set_->slots->OnRun(item_.spec->name, *plan_, item_.group, communicator);
+    if (slot_) {
+      segment_ = &slot_->segment();
+      if (slot_->Enter(item_.batch.get()) && item_.batch) {
+        Batch::Packed packed = item_.batch->TakePacked(item_.group);
+        packed_early_ = std::count(packed.members.begin(), packed.members.end(), true);
+        cargo_->SetPacked(std::move(packed));
+      }
+    } else if (nbytes <= kBufferNbytes) {
+      segment_ = &set_->buffer.Reserve(communicator, nbytes);
+    }
+    if (segment_) {
+      cargo_->Pack({0, nbytes}, segment_->data());
+      work_ = communicator.AllReduce(*segment_, 0, group_.layout);
+    } else {
+      work_ = communicator.AllReduceCargo(group_.layout, cargo_);
+    }
   }
 
   bool Poll() override {
     if (!work_->Poll()) return false;
     ThrowIfError(work_->status());
-    Unpack();
+    if (segment_) cargo_->Unpack({0, nbytes}, segment_->data());
+    if (slot_) slot_->Leave();  // first: the next batch may start in a callback of this one
+    Finish();
     return true;
   }
 
  private:
-  const EntrySpec& entry(size_t i) const { return item_.spec->entries[group_.first + i]; }
-  int64_t* trailer() const { return reinterpret_cast<int64_t*>(base_ + group_.trailer_offset); }
-
-  void Pack() {
-    ConvertCounts counts;
-    for (size_t i = 0; i < group_.members.size(); ++i) {
-      const bool present = !members_.empty() && !members_[i]->absent;
-      trailer()[i] = present;
-      PackMember(entry(i), group_.members[i], present ? members_[i]->input : nullptr, &counts);
-    }
-    trailer()[group_.members.size()] = counts.non_finite;
-    trailer()[group_.members.size() + 1] = counts.saturated;
-  }
-
-  void PackMember(const EntrySpec& entry, const MemberPlan& member, const void* input,
-                  ConvertCounts* counts) {
-    void* at = base_ + member.offset;
-    const int64_t wire_count = member.form == Form::kInt64Average ? 2 * member.count : member.count;
-    if (!input) {
-      FillNeutral(at, member.wire, wire_count,
-                  member.form == Form::kPlain ? entry.reduce_op : ReduceOp::kSum);
-    } else if (member.form == Form::kInt64Average) {
-      reduce::PackInt64Average(static_cast<int64_t*>(at), static_cast<const int64_t*>(input),
-                               member.count, set_->communicator->size());
-    } else {
-      reduce::Convert(at, member.wire, input, entry.dtype, member.count, entry.prescale, counts);
-    }
-  }
-
-  void Unpack() {
+  void Finish() {
     const size_t n = group_.members.size();
     std::vector<Result> results(n);
     int64_t bytes = 0, partly = 0;
     for (size_t i = 0; i < n; ++i) {
-      results[i].present = static_cast<int>(trailer()[i]);
+      const EntrySpec& entry = item_.spec->entries[group_.first + i];
+      results[i].present = cargo_->present(i);
+      results[i].shape = entry.shape;
       partly += results[i].present > 0 && results[i].present < set_->communicator->size();
-      bytes += entry(i).count() * DTypeSize(entry(i).dtype);
-      if (members_.empty()) continue;
-      results[i].shape = entry(i).shape;
-      void* output = members_[i]->output;
-      if (!output && members_[i]->allocate) output = members_[i]->allocate(entry(i).shape);
-      if (output && group_.members[i].count > 0) UnpackMember(entry(i), group_.members[i], output);
+      bytes += entry.count() * DTypeSize(entry.dtype);
     }
-    const int64_t non_finite = trailer()[n];
-    // Where all values were finite when packed, what is not finite now overflowed in the sum. The
-    // reduced values are the same on all ranks, so this count is too.
-    const int64_t in_sum = non_finite + trailer()[n + 1] == 0 ? unpacked_.non_finite : 0;
-    const int64_t saturated = trailer()[n + 1] + in_sum;
-    const bool mine = item_.batch != nullptr;
+    const int64_t held =
+        set_->buffer.nbytes() + set_->slots->nbytes() + set_->communicator->window_nbytes();
     metrics_->Update([&](Metrics& m) {
       ++m.groups;
-      m.entries += mine ? static_cast<int64_t>(n) : 0;
+      m.entries += item_.batch ? static_cast<int64_t>(n) : 0;
       m.bytes += bytes;
       m.partly_absent += partly;
-      m.non_finite += non_finite;
-      m.saturated += saturated;
-      m.fusion_buffer_nbytes += set_->buffer.nbytes() - set_->counted_nbytes;
+      m.non_finite += cargo_->non_finite();
+      m.saturated += cargo_->saturated();
+      m.packed_early += packed_early_;
+      m.fusion_buffer_nbytes += held - set_->counted_nbytes;
     });
-    set_->counted_nbytes = set_->buffer.nbytes();
+    set_->counted_nbytes = held;
     if (item_.batch) item_.batch->Finish(item_.group, std::move(results));
-  }
-
-  void UnpackMember(const EntrySpec& entry, const MemberPlan& member, void* output) {
-    const void* at = base_ + member.offset;
-    const int size = set_->communicator->size();
-    if (member.form == Form::kInt64Average) {
-      reduce::UnpackInt64Average(static_cast<int64_t*>(output), static_cast<const int64_t*>(at),
-                                 member.count, size);
-    } else if (member.form == Form::kIntegerAverage) {
-      reduce::UnpackIntegerAverage(output, entry.dtype, static_cast<const int64_t*>(at),
-                                   member.count, size);
-    } else {
-      double scale = entry.postscale;
-      if (entry.reduce_op == ReduceOp::kAverage)
-        scale *= IsHalf(member.wire) ? set_->communicator->average_residual() : 1.0 / size;
-      reduce::Convert(output, entry.dtype, at, member.wire, member.count, scale,
-                      IsHalf(member.wire) ? &unpacked_ : nullptr);
-      return;
-    }
-    if (entry.postscale != 1.0)
-      reduce::Convert(output, entry.dtype, output, entry.dtype, member.count, entry.postscale,
-                      nullptr);
   }
 
   RunItem item_;
@@ -194,9 +204,10 @@ class ReduceRun final : public GroupRun {
   MetricsStore* metrics_;
   std::shared_ptr<const Plan> plan_;
   const GroupPlan& group_;
-  std::vector<Submission*> members_;  // empty: joined
-  char* base_ = nullptr;
-  ConvertCounts unpacked_;  // of half wires
+  const std::shared_ptr<GroupCargo> cargo_;
+  SlotPtr slot_;
+  comm::Segment* segment_ = nullptr;  // null: the communicator asks the cargo
+  int64_t packed_early_ = 0;
   comm::WorkPtr work_;
 };
 

@@ -1,0 +1,157 @@
+#include "engine/slots.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gradred::engine {
+namespace {
+
+// Of a process set. A slot that has not run for so long makes room for others.
+constexpr int64_t kStaleRuns = 1000;
+// Domains that are remembered: unnamed calls make new ones without end.
+constexpr size_t kMostRecords = 2048;
+constexpr int64_t kPage = 4096;
+
+bool Equal(const comm::LayoutPtr& a, const comm::LayoutPtr& b) {
+  if (a == b) return true;
+  if (!a || !b) return false;
+  return std::equal(a->sections().begin(), a->sections().end(), b->sections().begin(),
+                    b->sections().end(), [](const reduce::Section& x, const reduce::Section& y) {
+                      return x.offset == y.offset && x.count == y.count && x.dtype == y.dtype &&
+                             x.op == y.op;
+                    });
+}
+
+bool Equal(const std::vector<comm::LayoutPtr>& layouts, const Plan& plan) {
+  return std::equal(
+      layouts.begin(), layouts.end(), plan.groups.begin(), plan.groups.end(),
+      [](const comm::LayoutPtr& a, const GroupPlan& group) { return Equal(a, group.layout); });
+}
+
+}  // namespace
+
+char* Slot::StartPack(const void* user) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto at =
+      std::find_if(users_.begin(), users_.end(), [user](const User& u) { return u.batch == user; });
+  if (at == users_.end()) at = users_.insert(users_.end(), {user, -1});
+  if (taken_ || at != users_.begin()) return nullptr;
+  if (packers_ > 0 && packing_ != user) return nullptr;
+  if (at->run < 0) at->run = runs_;
+  if (at->run != runs_) return nullptr;
+  packing_ = user;
+  ++packers_;
+  return static_cast<char*>(segment_->data());
+}
+
+void Slot::EndPack() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (--packers_ == 0) left_.notify_all();
+}
+
+void Slot::Quit(const void* user) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto at =
+      std::find_if(users_.begin(), users_.end(), [user](const User& u) { return u.batch == user; });
+  if (at != users_.end()) users_.erase(at);
+}
+
+void Slot::Take(std::unique_lock<std::mutex>* lock) {
+  taken_ = true;
+  left_.wait(*lock, [this] { return packers_ == 0; });
+}
+
+bool Slot::Enter(const void* user) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Take(&lock);
+  const int64_t run = runs_++;
+  return std::any_of(users_.begin(), users_.end(),
+                     [&](const User& u) { return u.batch == user && u.run == run; });
+}
+
+void Slot::Leave() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  taken_ = false;
+}
+
+void Slot::Close() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Take(&lock);
+  segment_.reset();
+}
+
+std::vector<SlotPtr> Slots::Find(const std::string& domain, const Plan& plan) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto at = records_.find(domain);
+  if (at == records_.end() || !Equal(at->second.layouts, plan)) return {};
+  return at->second.slots;
+}
+
+SlotPtr Slots::OnRun(const std::string& domain, const Plan& plan, int group,
+                     comm::Communicator& communicator) {
+  if (plan.groups[group].layout->nbytes() > limit_) return nullptr;
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++runs_;
+  if (records_.size() >= 2 * kMostRecords) Forget(kMostRecords);
+  Record& record = records_[domain];
+  record.last_run = runs_;
+  if (!Equal(record.layouts, plan)) {
+    Free(&record);
+    record.layouts.clear();
+    for (const GroupPlan& g : plan.groups) record.layouts.push_back(g.layout);
+    record.runs.assign(plan.groups.size(), 0);
+    record.slots.assign(plan.groups.size(), nullptr);
+  }
+  SlotPtr& slot = record.slots[group];
+  if (slot || record.runs[group]++ == 0) return slot;
+  const int64_t nbytes = Nbytes(plan.groups[group].layout);
+  if (nbytes_ + nbytes > kBudget) Forget(kStaleRuns);
+  if (nbytes_ + nbytes > kBudget) return nullptr;
+  slot = std::make_shared<Slot>(communicator.Alloc(nbytes), communicator.size());
+  nbytes_ += nbytes;
+  return slot;
+}
+
+void Slots::Forget(int64_t runs) {
+  for (auto at = records_.begin(); at != records_.end();) {
+    if (at->second.last_run + runs >= runs_) {
+      ++at;
+      continue;
+    }
+    Free(&at->second);
+    at = records_.erase(at);
+  }
+}
+
+int64_t Slots::Nbytes(const comm::LayoutPtr& layout) {
+  return (layout->nbytes() + kPage - 1) / kPage * kPage;
+}
+
+void Slots::Free(Record* record) {
+  for (size_t g = 0; g < record->slots.size(); ++g) {
+    if (!record->slots[g]) continue;
+    nbytes_ -= Nbytes(record->layouts[g]);
+    record->slots[g]->Close();
+    record->slots[g].reset();
+  }
+}
+
+void Slots::Close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [domain, record] : records_) Free(&record);
+  records_.clear();
+}
+
+int64_t Slots::nbytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return nbytes_;
+}
+
+SlotsPtr SlotTable::Of(int set_id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SlotsPtr& slots = sets_[set_id];
+  if (!slots) slots = std::make_shared<Slots>(limit_);
+  return slots;
+}
+
+}  // namespace gradred::engine

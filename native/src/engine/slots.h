@@ -1,0 +1,127 @@
+// Memory of groups of their own, which the threads that finish tensors pack into before the group
+// runs.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/plan.h"
+
+namespace gradred::engine {
+
+// Note [Slots]
+// A group that has run before with the same layout has a slot: a segment in which it is reduced in
+// place. Which groups have one, and when it is made, follows from the order in which groups run,
+// which is the same on all ranks, as Communicator asks of segments. Whether this rank's tensors are
+// in the slot when the group runs is this rank's own affair: what is not there is packed by the
+// data loop.
+//
+// Batches queue for a slot with their first tensor. The first in the queue may pack, until it has
+// run or failed: so batch t + 1 packs only after the own unpack of t, and nothing else is needed,
+// since nobody touches a segment after its owner's Work has finished. A batch that is not the first
+// keeps its tensors.
+//
+// A group may run on a slot that somebody else packs into: a batch opened at the same time by
+// another thread, one that waits for the end of a join. The run then takes the slot (Enter), waits
+// for packers to leave, which takes them as long as it takes to copy a tensor, and what they packed
+// counts for nothing: their batch packs it again when it runs.
+class Slot {
+ public:
+  Slot(comm::SegmentPtr segment, int set_size)
+      : set_size_(set_size), segment_(std::move(segment)) {}
+
+  int set_size() const { return set_size_; }
+
+  // Any thread. Where to pack, or null: keep the tensor. Until EndPack the memory stays. `user`: a
+  // batch, which calls Quit once it has run or failed, and packs no more then.
+  char* StartPack(const void* user);
+  void EndPack();
+  void Quit(const void* user);
+
+  // The thread of the communicator. The slot is the run's until Leave. True: what `user` has packed
+  // is there. `user` may be null.
+  bool Enter(const void* user);
+  void Leave();
+  comm::Segment& segment() { return *segment_; }
+  // Frees the memory when all packers have left; nobody packs any more.
+  void Close();
+
+ private:
+  struct User {
+    const void* batch;
+    int64_t run;  // the number of runs before which it packs; -1: has not packed
+  };
+  void Take(std::unique_lock<std::mutex>* lock);
+
+  const int set_size_;
+  comm::SegmentPtr segment_;
+  std::mutex mutex_;
+  std::condition_variable left_;
+  std::deque<User> users_;
+  const void* packing_ = nullptr;  // the batch of the packers
+  int packers_ = 0;
+  int64_t runs_ = 0;
+  bool taken_ = false;  // by a run, or closed
+};
+using SlotPtr = std::shared_ptr<Slot>;
+
+// The slots of one process set.
+class Slots {
+ public:
+  static constexpr int64_t kBudget = 64 << 20;  // bytes; groups beyond it have no slot
+
+  // limit: bytes of the largest group that gets a slot; 0: none does.
+  explicit Slots(int64_t limit) : limit_(limit) {}
+
+  // Any thread: the slots of the plan's groups, null where there is none. Empty: no group has one.
+  std::vector<SlotPtr> Find(const std::string& domain, const Plan& plan) const;
+
+  // The thread of the communicator, for each group that runs: the group's slot, or null.
+  SlotPtr OnRun(const std::string& domain, const Plan& plan, int group,
+                comm::Communicator& communicator);
+  // Frees the memory, of all slots, while the communicator is still there.
+  void Close();
+  int64_t nbytes() const;
+
+ private:
+  struct Record {
+    std::vector<comm::LayoutPtr> layouts;  // of the plan's groups
+    std::vector<int> runs;
+    std::vector<SlotPtr> slots;
+    int64_t last_run = 0;
+  };
+  static int64_t Nbytes(const comm::LayoutPtr& layout);  // of a slot
+  // Forgets the records that have not run for `runs` runs.
+  void Forget(int64_t runs);
+  void Free(Record* record);
+
+  const int64_t limit_;
+  mutable std::mutex mutex_;
+  std::unordered_map<std::string, Record> records_;  // by domain
+  int64_t runs_ = 0;
+  int64_t nbytes_ = 0;  // asked for
+};
+using SlotsPtr = std::shared_ptr<Slots>;
+
+// The slots of all process sets; any thread.
+class SlotTable {
+ public:
+  explicit SlotTable(int64_t limit) : limit_(limit) {}
+  SlotsPtr Of(int set_id);
+
+ private:
+  const int64_t limit_;
+  std::mutex mutex_;
+  std::map<int, SlotsPtr> sets_;
+};
+
+}  // namespace gradred::engine
