@@ -45,6 +45,7 @@ class FaultyTransport : public gradred::comm::Transport {
   gradred::Doorbell& bell() override { return inner_.bell(); }
   bool MustPoll() const override { return faults_.longest_delay > 0 || inner_.MustPoll(); }
   void Abort(const gradred::Status& cause) override { inner_.Abort(cause); }
+  int64_t moved_nbytes() const override { return inner_.moved_nbytes(); }
 
   int sends() const { return sends_; }  // so far
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "comm/host_segment.h"
 #include "comm/patterns.h"
 #include "comm/schedule.h"
+#include "comm/streamed.h"
 #include "comm/tag_turn.h"
 #include "comm/union_work.h"
 
@@ -20,7 +20,9 @@ class AlgorithmCommunicator : public Communicator {
       : transport_(transport),
         members_(std::move(members)),
         channel_(channel),
-        broadcast_chunk_nbytes_(std::max<int64_t>(1, options.broadcast_chunk_nbytes)) {
+        broadcast_chunk_nbytes_(std::max<int64_t>(1, options.broadcast_chunk_nbytes)),
+        chunk_nbytes_(std::max(reduce::AlignUp(options.chunk_nbytes), reduce::kAlign)),
+        chunks_in_flight_(std::clamp(options.chunks_in_flight, 1, kSequences / 2)) {
     const auto mine = std::find(members_.begin(), members_.end(), transport.rank());
     rank_ = static_cast<int>(mine - members_.begin());
     Require(mine != members_.end(), "a communicator without its own rank", "a member",
@@ -31,14 +33,7 @@ class AlgorithmCommunicator : public Communicator {
       Require(member >= 0 && member < transport.size(), "member of a communicator",
               "less than " + std::to_string(transport.size()), member);
     }
-    rows_ = DefaultAlgorithms(size());
-    for (const AlgorithmRow& row : options.rows) {
-      const auto replaced = [&](const AlgorithmRow& r) {
-        return std::strcmp(r.collective, row.collective) == 0;
-      };
-      rows_.erase(std::remove_if(rows_.begin(), rows_.end(), replaced), rows_.end());
-    }
-    rows_.insert(rows_.end(), options.rows.begin(), options.rows.end());
+    rows_ = MergeAlgorithms(size(), options.rows);
   }
 
   int rank() const override { return rank_; }
@@ -54,8 +49,17 @@ class AlgorithmCommunicator : public Communicator {
   WorkPtr AllReduce(Segment& segment, int64_t offset, LayoutPtr layout) override {
     const int64_t nbytes = layout->nbytes();
     void* data = At(segment, offset, nbytes, "allreduce");
-    return Run(AllReduceSchedule(nbytes), {data, nullptr, nullptr, std::move(layout)});
+    if (nbytes > chunk_nbytes_)
+      return Stream(std::move(layout), nullptr, static_cast<char*>(data));
+    const Algorithm algorithm = Choose(rows_, "allreduce", nbytes);
+    return Run(AllReduceSchedule(algorithm, nbytes, *layout),
+               {data, nullptr, nullptr, std::move(layout)});
   }
+
+  WorkPtr AllReduceCargo(LayoutPtr layout, CargoPtr cargo) override {
+    return Stream(std::move(layout), std::move(cargo), nullptr);
+  }
+  int64_t window_nbytes() const override { return pool_->kept_nbytes(); }
 
   WorkPtr ReduceScatter(Segment& segment, int64_t offset, LayoutPtr layout,
                         std::vector<reduce::Range> parts) override {
@@ -116,11 +120,38 @@ class AlgorithmCommunicator : public Communicator {
 
  private:
   WorkPtr Run(Schedule schedule, ScheduleBuffers buffers) {
+    return RunWith(NextTurn(), std::move(schedule), std::move(buffers));
+  }
+
+  WorkPtr RunWith(TagTurn turn, Schedule schedule, ScheduleBuffers buffers) {
     for (Stage& stage : schedule.stages) {
       for (Transfer& t : stage.sends) t.peer = members_[t.peer];
       for (Transfer& t : stage.receives) t.peer = members_[t.peer];
     }
-    return RunSchedule(transport_, NextTurn(), std::move(schedule), std::move(buffers));
+    buffers.pool = pool_;
+    return RunSchedule(transport_, std::move(turn), std::move(schedule), std::move(buffers));
+  }
+
+  // The algorithm is the one of the whole size.
+  WorkPtr Stream(LayoutPtr layout, CargoPtr cargo, char* data) {
+    StreamParts parts;
+    const int64_t nbytes = layout->nbytes();
+    const int64_t chunks = (nbytes + chunk_nbytes_ - 1) / chunk_nbytes_;
+    for (int64_t i = 0; i < std::min<int64_t>(chunks, chunks_in_flight_); ++i)
+      parts.turns.push_back(NextTurn());
+    const Algorithm algorithm = Choose(rows_, "allreduce", nbytes);
+    parts.reduce = [this, layout, algorithm](TagTurn turn, reduce::Range range, char* at) {
+      ScheduleBuffers buffers{at, nullptr, nullptr, layout, range.begin};
+      return RunWith(std::move(turn), AllReduceSchedule(algorithm, range.nbytes(), *layout),
+                     std::move(buffers));
+    };
+    parts.transport = &transport_;
+    parts.layout = std::move(layout);
+    parts.chunk_nbytes = chunk_nbytes_;
+    parts.cargo = std::move(cargo);
+    parts.data = data;
+    parts.pool = pool_;
+    return StreamReduction(std::move(parts));
   }
 
   TagTurn NextTurn() {
@@ -131,30 +162,31 @@ class AlgorithmCommunicator : public Communicator {
     return turn;
   }
 
-  Algorithm Choose(const char* collective, int64_t nbytes) const {
-    const AlgorithmRow* chosen = nullptr;
-    for (const AlgorithmRow& row : rows_) {
-      if (std::strcmp(row.collective, collective) != 0 || row.from_nbytes > nbytes) continue;
-      if (!chosen || row.from_nbytes >= chosen->from_nbytes) chosen = &row;
-    }
-    return chosen ? chosen->algorithm : Algorithm::kPairwise;
-  }
-
-  Schedule AllReduceSchedule(int64_t nbytes) const {
-    switch (Choose("allreduce", nbytes)) {
+  Schedule AllReduceSchedule(Algorithm algorithm, int64_t nbytes,
+                             const reduce::Layout& layout) const {
+    switch (algorithm) {
       case Algorithm::kRecursiveDoubling:
         return RecursiveDoublingAllReduce(rank_, size(), nbytes);
       case Algorithm::kRecursiveHalving:
         return RecursiveHalvingAllReduce(rank_, size(), nbytes);
+      case Algorithm::kRing:
+        return RingAllReduce(rank_, size(), nbytes, HasAverages(layout) ? HopCount(size()) : 0);
       default:
         return PairwiseAllReduce(rank_, size(), nbytes);
     }
   }
 
+  static bool HasAverages(const reduce::Layout& layout) {
+    const auto& sections = layout.sections();
+    return std::any_of(sections.begin(), sections.end(), [](const reduce::Section& s) {
+      return s.op == reduce::ReduceOp::kAverage;
+    });
+  }
+
   Schedule AllGatherSchedule(const Ranges& blocks, const Slice& mine) const {
     int64_t total = 0;
     for (const reduce::Range& block : blocks) total += block.nbytes();
-    return Choose("allgather", total) == Algorithm::kBruck
+    return Choose(rows_, "allgather", total) == Algorithm::kBruck
                ? BruckAllGather(rank_, size(), blocks, mine)
                : PairwiseAllGather(rank_, size(), blocks, mine);
   }
@@ -197,48 +229,16 @@ class AlgorithmCommunicator : public Communicator {
   Transport& transport_;
   const std::vector<int> members_;
   const uint16_t channel_;
-  const int64_t broadcast_chunk_nbytes_;
+  const int64_t broadcast_chunk_nbytes_, chunk_nbytes_;
+  const int chunks_in_flight_;
+  const std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
   int rank_ = 0;
   std::vector<AlgorithmRow> rows_;
   uint16_t next_sequence_ = 0;
   std::array<std::weak_ptr<void>, kSequences> turns_;
 };
 
-bool IsPowerOfTwo(int n) { return LargestPowerOfTwo(n) == n; }
-
 }  // namespace
-
-const char* AlgorithmName(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kRecursiveDoubling:
-      return "recursive doubling";
-    case Algorithm::kRecursiveHalving:
-      return "recursive halving and doubling";
-    case Algorithm::kPairwise:
-      return "pairwise";
-    case Algorithm::kBruck:
-      return "Bruck";
-  }
-  return "?";
-}
-
-std::vector<AlgorithmRow> DefaultAlgorithms(int size) {
-  constexpr int64_t kShortReduce = 16 << 10, kShortGather = 64 << 10;
-  constexpr int kManyMessages = 32;
-  std::vector<AlgorithmRow> rows = {
-      {"allreduce", 0, Algorithm::kRecursiveDoubling, "latency: log2(size) exchanges"},
-      {"allgather", 0, Algorithm::kBruck, "latency: log2(size) exchanges"},
-      {"allgather", kShortGather, Algorithm::kPairwise, "bandwidth: every byte moves once"},
-  };
-  if (IsPowerOfTwo(size) || size > kManyMessages) {
-    rows.push_back({"allreduce", kShortReduce, Algorithm::kRecursiveHalving,
-                    "bandwidth: twice the data in 2 log2(size) exchanges"});
-  } else {
-    rows.push_back({"allreduce", kShortReduce, Algorithm::kPairwise,
-                    "bandwidth: twice the data without a fold, as size is no power of two"});
-  }
-  return rows;
-}
 
 std::unique_ptr<Communicator> MakeAlgorithmCommunicator(Transport& transport,
                                                         std::vector<int> members, uint16_t channel,

@@ -6,32 +6,17 @@
 #include <memory>
 #include <vector>
 
+#include "comm/algorithms.h"
 #include "comm/communicator.h"
 
 namespace gradred::comm {
 
-enum class Algorithm : uint8_t {
-  kRecursiveDoubling,  // allreduce
-  kRecursiveHalving,   // allreduce: halving, then doubling
-  kPairwise,           // allreduce and allgather
-  kBruck,              // allgather
-};
-const char* AlgorithmName(Algorithm algorithm);
-
-// The table of choices, by size of the whole result. The results do not depend on it.
-struct AlgorithmRow {
-  const char* collective = "";  // "allreduce", "allgather"
-  int64_t from_nbytes = 0;
-  Algorithm algorithm = Algorithm::kRecursiveDoubling;
-  const char* why = "";
-};
-std::vector<AlgorithmRow> DefaultAlgorithms(int size);
-
 struct AlgorithmOptions {
-  // Rows that replace the default ones of their collective. Of the rows that apply, the one with
-  // the largest from_nbytes is used.
-  std::vector<AlgorithmRow> rows;
+  std::vector<AlgorithmRow> rows;  // that replace the default ones of their collective
   int64_t broadcast_chunk_nbytes = 1 << 20;
+  // Allreduce of more than a chunk: this many chunks are under way together.
+  int64_t chunk_nbytes = 1 << 20;
+  int chunks_in_flight = 4;
 };
 
 // `members`: ranks of `transport`, in the communicator's rank order; the caller's own rank is among

@@ -11,6 +11,7 @@ namespace gradred::comm {
 struct HierarchicalOptions {
   int64_t chunk_nbytes = 4 << 20;  // the phases of different chunks overlap
   int chunks_in_flight = 3;
+  int64_t cargo_chunk_nbytes = 1 << 20;  // of AllReduceCargo, through one slot more than in flight
 };
 
 // `flat` serves what has no hierarchy here (AllGatherV, Broadcast, AllToAllV, Barrier, Union) and

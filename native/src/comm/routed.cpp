@@ -30,6 +30,7 @@ RoutedTransport::Route RoutedTransport::RouteTo(int peer) {
 
 WorkPtr RoutedTransport::Send(int peer, Tag tag, const void* data, int64_t nbytes) {
   const auto [transport, number] = RouteTo(peer);
+  if (transport == far_.get()) far_sent_.fetch_add(nbytes, std::memory_order_relaxed);
   return transport->Send(number, tag, data, nbytes);
 }
 
@@ -53,7 +54,13 @@ bool RoutedTransport::TakePosted(Message* message) {
 
 void RoutedTransport::Progress() {
   near_->Progress();
-  if (far_ != nullptr) far_->Progress();
+  if (far_ == nullptr) return;
+  far_->Progress();
+  NoteFar();
+}
+
+void RoutedTransport::NoteFar() {
+  if (far_ != nullptr) far_moved_.store(far_->moved_nbytes(), std::memory_order_relaxed);
 }
 
 void RoutedTransport::Abort(const Status& cause) {

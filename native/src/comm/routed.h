@@ -2,6 +2,7 @@
 // others.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -28,10 +29,18 @@ class RoutedTransport final : public Transport {
     return near_->MustPoll() || (far_ != nullptr && far_->MustPoll());
   }
   void Abort(const Status& cause) override;
+  int64_t moved_nbytes() const override {
+    return near_->moved_nbytes() + far_moved_.load(std::memory_order_relaxed);
+  }
+  // Bytes of the messages sent through `far`. Any thread.
+  int64_t far_sent_nbytes() const { return far_sent_.load(std::memory_order_relaxed); }
 
   // Ends the messages to ranks that `near` does not reach; the bell stays. When nothing else is
   // done with this object any more.
-  void DropFar() { far_.reset(); }
+  void DropFar() {
+    NoteFar();
+    far_.reset();
+  }
 
  private:
   struct Route {
@@ -39,11 +48,14 @@ class RoutedTransport final : public Transport {
     int number;
   };
   Route RouteTo(int peer);
+  void NoteFar();
 
   int rank_;
   std::vector<int> near_of_;       // [size]
   std::vector<int> rank_of_near_;  // [near_->size()]
   std::unique_ptr<Transport> near_, far_;
+  std::atomic<int64_t> far_sent_{0};
+  std::atomic<int64_t> far_moved_{0};  // far_'s counter, which other threads may read after DropFar
 };
 
 }  // namespace gradred::comm

@@ -1,10 +1,8 @@
 #include "comm/schedule.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
-#include <new>
-
-#include "base/graveyard.h"
 
 namespace gradred::comm {
 
@@ -30,6 +28,15 @@ void Schedule::HopAlone(Slice out, int64_t begin) {
   if (out.nbytes > 0) stages.back().locals.push_back({Local::Kind::kHopAlone, out, {}, {}, begin});
 }
 
+void Schedule::Add(Slice out, Slice a, Slice b, int64_t begin) {
+  if (out.nbytes > 0) stages.back().locals.push_back({Local::Kind::kAdd, out, a, b, begin});
+}
+
+void Schedule::Halve(Slice out, int64_t begin, int halvings) {
+  if (out.nbytes > 0 && halvings > 0)
+    stages.back().locals.push_back({Local::Kind::kHalve, out, {}, {}, begin, halvings});
+}
+
 Slice Schedule::Scratch(int64_t nbytes) {
   const Slice slice{Buffer::kScratch, scratch_nbytes, nbytes};
   scratch_nbytes += reduce::AlignUp(nbytes);
@@ -42,10 +49,6 @@ namespace {
 // comes.
 constexpr size_t kLookAhead = 8;
 
-struct AlignedFree {
-  void operator()(char* p) const { ::operator delete(p, std::align_val_t(reduce::kAlign)); }
-};
-
 class ScheduleWork : public Work {
  public:
   ScheduleWork(Transport& transport, TagTurn turn, Schedule schedule, ScheduleBuffers buffers)
@@ -53,12 +56,8 @@ class ScheduleWork : public Work {
         turn_(std::move(turn)),
         schedule_(std::move(schedule)),
         buffers_(std::move(buffers)),
-        pending_(schedule_.stages.size()) {
-    if (schedule_.scratch_nbytes > 0) {
-      scratch_.reset(static_cast<char*>(
-          ::operator new(schedule_.scratch_nbytes, std::align_val_t(reduce::kAlign))));
-    }
-  }
+        scratch_(BufferPool::Take(buffers_.pool, schedule_.scratch_nbytes)),
+        pending_(schedule_.stages.size()) {}
 
   // After a failure transfers may still be running, even those that were aborted: the outside
   // library may write to the scratch memory as long as the process lives.
@@ -66,7 +65,7 @@ class ScheduleWork : public Work {
     for (auto& stage : pending_) {
       for (WorkPtr& transfer : stage) {
         if (!transfer->Poll() || !transfer->status().ok()) {
-          Bury(scratch_);
+          scratch_.BuryIt();
           return;
         }
       }
@@ -91,6 +90,7 @@ class ScheduleWork : public Work {
       sent_ = false;
     }
     turn_.mine.reset();
+    scratch_.GiveBack();
     return true;
   }
 
@@ -126,19 +126,31 @@ class ScheduleWork : public Work {
   }
 
   void RunLocal(const Local& step) {
-    const reduce::Range range{step.begin, step.begin + step.out.nbytes};
+    const int64_t begin = buffers_.layout_begin + step.begin;
+    const reduce::Range range{begin, begin + step.out.nbytes};
     char* out = Address(step.out);
+    const auto start = [&](const Slice& slice) { return Address(slice) - begin; };  // of the layout
     switch (step.kind) {
       case Local::Kind::kCopy:
         std::memcpy(out, Address(step.a), step.a.nbytes);
         break;
       case Local::Kind::kHop:
-        buffers_.layout->ReduceHop(out - range.begin, Address(step.a) - range.begin,
-                                   Address(step.b) - range.begin, range);
+        buffers_.layout->ReduceHop(start(step.out), start(step.a), start(step.b), range);
         break;
       case Local::Kind::kHopAlone:
-        buffers_.layout->HopAlone(out - range.begin, range);
+        buffers_.layout->HopAlone(start(step.out), range);
         break;
+      case Local::Kind::kAdd: {
+        const void* const ins[2] = {start(step.a), start(step.b)};
+        buffers_.layout->ReduceNode(start(step.out), ins, 2, range, 1.0F);
+        break;
+      }
+      case Local::Kind::kHalve: {
+        const void* const ins[1] = {start(step.out)};
+        buffers_.layout->ReduceNode(start(step.out), ins, 1, range,
+                                    std::ldexp(1.0F, -step.halvings));
+        break;
+      }
     }
   }
 
@@ -151,7 +163,7 @@ class ScheduleWork : public Work {
       case Buffer::kOut:
         return static_cast<char*>(buffers_.out) + slice.offset;
       case Buffer::kScratch:
-        return scratch_.get() + slice.offset;
+        return scratch_.data() + slice.offset;
     }
     return nullptr;
   }
@@ -160,7 +172,7 @@ class ScheduleWork : public Work {
   TagTurn turn_;
   const Schedule schedule_;
   const ScheduleBuffers buffers_;
-  std::unique_ptr<char[], AlignedFree> scratch_;
+  BufferPool::Buffer scratch_;
   std::vector<std::vector<WorkPtr>> pending_;  // [stage], unfinished transfers
   size_t current_ = 0;                         // stage
   size_t posted_ = 0;                          // stages whose receives are posted

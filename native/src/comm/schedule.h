@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/buffer_pool.h"
 #include "comm/communicator.h"
 #include "comm/tag_turn.h"
 
@@ -35,10 +36,13 @@ struct Local {
     kCopy,      // out = a
     kHop,       // out = a + b, see reduce::Layout::ReduceHop
     kHopAlone,  // out = HopAlone(out)
+    kAdd,       // out = a + b, averages too
+    kHalve,     // averages of out times 2^-halvings
   };
   Kind kind = Kind::kCopy;
   Slice out, a, b;
-  int64_t begin = 0;  // hops: where the slices lie in the layout
+  int64_t begin = 0;  // where the slices lie in the data
+  int halvings = 0;
 };
 
 // All transfers of a stage are under way together; when they have finished, the local steps run in
@@ -60,6 +64,8 @@ struct Schedule {
   void Copy(Slice out, Slice a);
   void Hop(Slice out, Slice a, Slice b, int64_t begin);
   void HopAlone(Slice out, int64_t begin);
+  void Add(Slice out, Slice a, Slice b, int64_t begin);
+  void Halve(Slice out, int64_t begin, int halvings);
   // New scratch memory, aligned to reduce::kAlign.
   Slice Scratch(int64_t nbytes);
 };
@@ -68,7 +74,9 @@ struct ScheduleBuffers {
   void* data = nullptr;
   const void* in = nullptr;
   void* out = nullptr;
-  LayoutPtr layout;  // of `data`, for hops
+  LayoutPtr layout;          // for hops
+  int64_t layout_begin = 0;  // where `data` lies in it
+  std::shared_ptr<BufferPool> pool = nullptr;  // for scratch memory
 };
 
 // Runs `schedule`, whose peers are ranks of `transport`.

@@ -37,6 +37,7 @@ class LoopbackTransport : public Transport {
   Doorbell& bell() override { return bell_; }
   bool MustPoll() const override { return false; }
   void Abort(const Status& cause) override;
+  int64_t moved_nbytes() const override { return moved_.load(std::memory_order_relaxed); }
 
   void ThrowIfAborted() const {
     if (!aborted_.load(std::memory_order_acquire)) return;
@@ -55,6 +56,7 @@ class LoopbackTransport : public Transport {
   std::map<Key, Stream> streams_;  // those with something in them
   std::deque<Message> datagrams_;
   std::mutex abort_mutex_;
+  std::atomic<int64_t> moved_{0};
   std::atomic<bool> aborted_{false};
   Status cause_;  // written once, before aborted_
 };
@@ -105,6 +107,7 @@ void LoopbackTransport::Check(int peer, Tag tag, int64_t nbytes, const char* wha
 WorkPtr LoopbackTransport::Send(int peer, Tag tag, const void* data, int64_t nbytes) {
   Check(peer, tag, nbytes, "send");
   if (!aborted_) {
+    moved_.fetch_add(nbytes, std::memory_order_relaxed);
     hub_->Deliver(peer, {rank_, false, tag, std::string(static_cast<const char*>(data), nbytes)});
   }
   return std::make_unique<SendWork>(*this);
@@ -174,6 +177,7 @@ void LoopbackTransport::Match(const Key& key) {
       std::memcpy(receive.data, bytes.data(), nbytes);
     }
     receive.finished = true;
+    moved_.fetch_add(nbytes, std::memory_order_relaxed);
     stream.arrived.pop_front();
     stream.posted.pop_front();
   }

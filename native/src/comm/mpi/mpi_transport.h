@@ -24,6 +24,7 @@ struct TransportState {
   typename Abi::Comm comm;
   std::atomic<bool> aborted{false};
   std::atomic<int> unfinished{0};  // Works
+  std::atomic<int64_t> moved_nbytes{0};
   std::mutex mutex;
   Status cause;  // under `mutex`
 
@@ -99,6 +100,7 @@ class MessageWork final : public Work {
       mpi.Check(code, Text());
     }
     if (flag && way_ == Way::kReceive && CountOf(status) != Expected()) ThrowSize(status, code);
+    if (flag) state_->moved_nbytes.fetch_add(Expected(), std::memory_order_relaxed);
     return flag != 0;
   }
 
@@ -220,6 +222,10 @@ class MpiTransport final : public Transport {
   }
 
   Doorbell& bell() override { return bell_; }
+
+  int64_t moved_nbytes() const override {
+    return state_->moved_nbytes.load(std::memory_order_relaxed);
+  }
 
   bool MustPoll() const override {
     return state_->unfinished.load(std::memory_order_relaxed) > 0 || !datagrams_->idle();

@@ -91,6 +91,7 @@ class ShmTransport final : public Transport {
   Doorbell& bell() override { return bell_; }
   bool MustPoll() const override { return false; }
   void Abort(const Status& cause) override;
+  int64_t moved_nbytes() const override { return moved_.load(std::memory_order_relaxed); }
 
   void ThrowIfAborted();
 
@@ -109,6 +110,7 @@ class ShmTransport final : public Transport {
   std::vector<Peer> peers_;
   std::vector<Doorbell> bells_;
   std::deque<Message> datagrams_;
+  std::atomic<int64_t> moved_{0};
   std::atomic<bool> aborted_{false};
   std::mutex mutex_;  // of cause_
   Status cause_;
@@ -257,6 +259,7 @@ void ShmTransport::Flush(int peer) {
       if (n > 0) {
         to.writer.Write(data + message.sent, n);
         message.sent += n;
+        moved_.fetch_add(n, std::memory_order_relaxed);
         left -= n;
         moved = true;
       }
@@ -292,6 +295,7 @@ void ShmTransport::Drain(int peer) {
     const int64_t n = std::min(message->frame.nbytes - message->received, left);
     from.reader.Read(message->to == nullptr ? nullptr : message->to + message->received, n);
     message->received += n;
+    moved_.fetch_add(n, std::memory_order_relaxed);
     left -= n;
     if (from.reader.Release()) bells_[static_cast<size_t>(peer)].Ring();
     if (message->received < message->frame.nbytes) break;
