@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checked_cargo.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/hierarchical.h"
 #include "comm/loopback/hub.h"
@@ -258,6 +259,39 @@ TEST(OverlappingCallsInAnyOrderAndAnyChunksGiveTheSameBits) {
                              std::to_string(shape.size()),
                          __FILE__, __LINE__);
       }
+}
+
+TEST(CargosGiveTheSameBitsWhateverTheChunks) {
+  uint32_t seed = kSeed;
+  for (const std::vector<int>& shape : kShapes)
+    for (int64_t chunk : {64, 320, 1024, 1 << 20})
+      for (int in_flight : {1, 3}) {
+        ++seed;
+        WithRanks(shape, {1024, in_flight, chunk}, seed, [&](Rank& r) {
+          testing::CheckCargos(*r.communicator, seed,
+                               "hierarchical, cargo chunks of " + std::to_string(chunk));
+        });
+      }
+}
+
+TEST(TheWindowIsAsSmallAsTheCargos) {
+  WithRanks({2, 2}, {1024, 2, 1 << 20}, kSeed, [](Rank& r) {
+    const auto reduce = [&](int64_t count) {
+      const auto layout = std::make_shared<const Layout>(
+          std::vector<reduce::Section>{{0, count, DType::kFloat32, ReduceOp::kSum}});
+      const auto cargo =
+          std::make_shared<testing::CheckedCargo>(std::vector<char>(size_t(layout->nbytes())));
+      WorkPtr work = r.communicator->AllReduceCargo(layout, cargo);
+      WaitFor(*work, r, "cargo");
+      CHECK(cargo->whole());
+      return cargo->largest;
+    };
+    CHECK_EQ(r.communicator->window_nbytes(), 0);
+    reduce(4);
+    CHECK_EQ(r.communicator->window_nbytes(), 3 * 4096);
+    CHECK(reduce(4 << 20) <= 3 << 20);
+    CHECK_EQ(r.communicator->window_nbytes(), 3 << 20);
+  });
 }
 
 TEST(MoreChunksThanTags) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <numeric>
 
+#include "checked_cargo.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/loopback/hub.h"
 #include "comm/loopback/world.h"
@@ -82,6 +83,7 @@ TEST(CommunicatorConforms) {
 TEST(EveryAlgorithmConforms) {
   using comm::Algorithm;
   const std::pair<Algorithm, Algorithm> choices[] = {
+      {Algorithm::kRing, Algorithm::kBruck},
       {Algorithm::kRecursiveDoubling, Algorithm::kBruck},
       {Algorithm::kRecursiveHalving, Algorithm::kPairwise},
       {Algorithm::kPairwise, Algorithm::kPairwise},
@@ -89,8 +91,8 @@ TEST(EveryAlgorithmConforms) {
   for (const auto& [reduce, gather] : choices) {
     comm::LoopbackOptions loopback;
     loopback.algorithm_options = {Always(reduce, gather), 1000};
-    const auto options =
-        Named(std::string(AlgorithmName(reduce)) + " and " + AlgorithmName(gather));
+    auto options = Named(std::string(AlgorithmName(reduce)) + " and " + AlgorithmName(gather));
+    options.ordered = IsReproducible(reduce);
     for (const int size : {2, 3, 4, 5, 6, 7, 8}) {
       const auto worlds = comm::MakeLoopbackWorlds(size, loopback);
       testing::RunRanks(size, [&](int rank) {
@@ -137,6 +139,28 @@ TEST(CommunicatorConformsWithTransfersThatFinishInAnyOrder) {
         conformance::CheckCommunicator(*communicator,
                                        Named("late transfers, seed " + std::to_string(seed)));
       });
+    }
+  }
+}
+
+TEST(CargosGiveTheSameBitsWhateverTheChunks) {
+  for (const int size : {1, 2, 3, 5, 6, 8}) {
+    for (const int64_t chunk : {64, 1024, 1 << 20}) {
+      for (const int in_flight : {1, 4}) {
+        const auto hub = std::make_shared<comm::LoopbackHub>(size);
+        testing::RunRanks(size, [&](int rank) {
+          const auto inner = hub->MakeTransport(rank);
+          testing::FaultyTransport transport(*inner, {5, 3, -1, -1});
+          comm::AlgorithmOptions options;
+          options.chunk_nbytes = chunk;
+          options.chunks_in_flight = in_flight;
+          const auto communicator =
+              comm::MakeAlgorithmCommunicator(transport, Everybody(size), 8, options);
+          testing::CheckCargos(*communicator, 1, "late transfers, chunks " + std::to_string(chunk));
+          const int64_t kept = communicator->window_nbytes();
+          testing::Check(kept < 16 << 20, "the window is bounded", __FILE__, __LINE__);
+        });
+      }
     }
   }
 }

@@ -339,12 +339,55 @@ TEST(UnionTakesLogarithmicallyManyExchanges) {
   }
 }
 
+// Two times (size - 1) / size of the data, to one peer.
+TEST(RingSendsTwiceTheDataToItsNeighbour) {
+  for (const int size : kSizes) {
+    const int64_t nbytes = 64 * 16 * size;
+    const auto schedules =
+        ForAllRanks(size, [&](int r) { return comm::RingAllReduce(r, size, nbytes); });
+    CheckMatched(schedules);
+    for (const Schedule& schedule : schedules)
+      CHECK_EQ(SentBytes(schedule), 2 * nbytes * (size - 1) / size);
+  }
+}
+
+TEST(TableOfAlgorithmsIsRead) {
+  using comm::Algorithm;
+  const auto rows = comm::ParseAlgorithms(
+      "allreduce:0=recursive_doubling,32768=ring;allgather:0=pairwise", false);
+  CHECK_EQ(rows.size(), size_t{3});
+  const auto merged = comm::MergeAlgorithms(4, rows);
+  CHECK_EQ(merged.size(), size_t{3});
+  CHECK(comm::Choose(merged, "allreduce", 32767) == Algorithm::kRecursiveDoubling);
+  CHECK(comm::Choose(merged, "allreduce", 32768) == Algorithm::kRing);
+  CHECK(comm::Choose(merged, "allgather", 1) == Algorithm::kPairwise);
+  CHECK(comm::ParseAlgorithms("", true).empty());
+  const auto merged_gather =
+      comm::MergeAlgorithms(4, comm::ParseAlgorithms("allgather:0=bruck", true));
+  CHECK(comm::Choose(merged_gather, "allreduce", 1 << 20) == Algorithm::kRecursiveHalving);
+  CHECK(comm::Choose(merged_gather, "allgather", 1 << 20) == Algorithm::kBruck);
+  for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
+           {"ring", "expected allreduce: or allgather:"},
+           {"allreduce:", "expected BYTES=ALGORITHM"},
+           {"allreduce:0=pairwise;", "expected allreduce: or allgather:"},
+           {"allreduce:0=pairwise;allreduce:0=pairwise", "allreduce comes twice"},
+           {"allreduce:1=pairwise", "begin at 0"},
+           {"allreduce:0=pairwise,0=pairwise", "ascend"},
+           {"allreduce:x=pairwise", "'x': expected a number of bytes"},
+           {"allreduce:-1=pairwise", "'-1': expected a number of bytes"},
+           {"allreduce:0=bruck", "one of recursive_doubling, recursive_halving, pairwise, ring"},
+           {"allgather:0=ring", "for allgather, one of pairwise, bruck"},
+           {"allreduce:0=ring", "GRADRED_REPRODUCIBLE=0"}}) {
+    CHECK_ERROR(comm::ParseAlgorithms(text, true), Kind::kInvalidArgument, says);
+  }
+}
+
 TEST(TableOfAlgorithmsIsComplete) {
   for (const int size : {1, 2, 6, 8, 48, 64}) {
     bool reduces = false, gathers = false;
     for (const comm::AlgorithmRow& row : comm::DefaultAlgorithms(size)) {
       CHECK(std::string(row.why) != "");
-      CHECK(std::string(comm::AlgorithmName(row.algorithm)) != "?");
+      CHECK(comm::IsReproducible(row.algorithm));
       reduces |= std::string(row.collective) == "allreduce" && row.from_nbytes == 0;
       gathers |= std::string(row.collective) == "allgather" && row.from_nbytes == 0;
       if (row.algorithm == comm::Algorithm::kPairwise && row.collective == std::string("allreduce"))

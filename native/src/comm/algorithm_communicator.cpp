@@ -49,11 +49,9 @@ class AlgorithmCommunicator : public Communicator {
   WorkPtr AllReduce(Segment& segment, int64_t offset, LayoutPtr layout) override {
     const int64_t nbytes = layout->nbytes();
     void* data = At(segment, offset, nbytes, "allreduce");
-    if (nbytes > chunk_nbytes_)
-      return Stream(std::move(layout), nullptr, static_cast<char*>(data));
-    const Algorithm algorithm = Choose(rows_, "allreduce", nbytes);
-    return Run(AllReduceSchedule(algorithm, nbytes, *layout),
-               {data, nullptr, nullptr, std::move(layout)});
+    if (nbytes > chunk_nbytes_) return Stream(std::move(layout), nullptr, static_cast<char*>(data));
+    Schedule schedule = AllReduceSchedule(Choose(rows_, "allreduce", nbytes), nbytes, *layout);
+    return Run(std::move(schedule), {data, nullptr, nullptr, std::move(layout)});
   }
 
   WorkPtr AllReduceCargo(LayoutPtr layout, CargoPtr cargo) override {
@@ -170,7 +168,8 @@ class AlgorithmCommunicator : public Communicator {
       case Algorithm::kRecursiveHalving:
         return RecursiveHalvingAllReduce(rank_, size(), nbytes);
       case Algorithm::kRing:
-        return RingAllReduce(rank_, size(), nbytes, HasAverages(layout) ? HopCount(size()) : 0);
+        if (!HasAverages(layout)) return RingAllReduce(rank_, size(), nbytes);
+        [[fallthrough]];  // pairwise sends as many bytes
       default:
         return PairwiseAllReduce(rank_, size(), nbytes);
     }
@@ -178,9 +177,8 @@ class AlgorithmCommunicator : public Communicator {
 
   static bool HasAverages(const reduce::Layout& layout) {
     const auto& sections = layout.sections();
-    return std::any_of(sections.begin(), sections.end(), [](const reduce::Section& s) {
-      return s.op == reduce::ReduceOp::kAverage;
-    });
+    return std::any_of(sections.begin(), sections.end(),
+                       [](const reduce::Section& s) { return s.op == reduce::ReduceOp::kAverage; });
   }
 
   Schedule AllGatherSchedule(const Ranges& blocks, const Slice& mine) const {

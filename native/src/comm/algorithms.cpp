@@ -46,9 +46,9 @@ std::vector<std::string> SplitText(const std::string& text, char by) {
 }
 
 int64_t ParseBytes(const std::string& text, const std::string& word) {
-  const bool digits = !word.empty() && word.size() <= 15 &&
-                      std::all_of(word.begin(), word.end(),
-                                  [](unsigned char c) { return std::isdigit(c) != 0; });
+  const bool digits =
+      !word.empty() && word.size() <= 15 &&
+      std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
   if (!digits) Refuse(text, "'" + word + "': expected a number of bytes");
   return std::stoll(word);
 }
@@ -104,7 +104,8 @@ std::vector<AlgorithmRow> ParseAlgorithms(const std::string& text, bool reproduc
     const std::string name = part.substr(0, colon);
     if (colon == std::string::npos || (name != "allreduce" && name != "allgather"))
       Refuse(text, "'" + part + "': expected allreduce: or allgather: and rows");
-    if (std::find(seen.begin(), seen.end(), name) != seen.end()) Refuse(text, name + " comes twice");
+    if (std::find(seen.begin(), seen.end(), name) != seen.end())
+      Refuse(text, name + " comes twice");
     seen.push_back(name);
     const char* collective = name == "allreduce" ? "allreduce" : "allgather";
     int64_t before = -1;

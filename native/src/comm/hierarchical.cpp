@@ -23,7 +23,8 @@ int CeilLog2(int n) {
 class Hierarchical : public Communicator {
  public:
   Hierarchical(HierarchicalParts parts, std::unique_ptr<Communicator> flat)
-      : flat_(std::move(flat)), queue_(MakeHierarchicalQueue(std::move(parts), flat_->transport())) {
+      : flat_(std::move(flat)),
+        queue_(MakeHierarchicalQueue(std::move(parts), flat_->transport())) {
     const Topology& t = queue_->parts().topology;
     const int largest = LargestNode(t);
     residual_ = std::ldexp(1.0, CeilLog2(largest) + CeilLog2(t.nodes())) / t.size;

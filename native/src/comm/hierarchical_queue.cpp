@@ -44,9 +44,8 @@ LayoutPtr Cut(const Layout& layout, Range range) {
     return s.offset + s.count * DTypeSize(s.dtype);
   };
   const auto& all = layout.sections();  // in order, without overlap
-  auto at = std::partition_point(all.begin(), all.end(), [&](const reduce::Section& s) {
-    return end_of(s) <= range.begin;
-  });
+  auto at = std::partition_point(
+      all.begin(), all.end(), [&](const reduce::Section& s) { return end_of(s) <= range.begin; });
   std::vector<reduce::Section> sections;
   for (; at != all.end() && at->offset < range.end; ++at) {
     reduce::Section s = *at;

@@ -33,9 +33,9 @@ Schedule RecursiveHalvingAllReduce(int rank, int size, int64_t nbytes);
 Schedule PairwiseAllReduce(int rank, int size, int64_t nbytes);
 // Parts go round the ring of ranks, summed on the way, and round again: the data twice, to one peer
 // and from one peer. A part's order of summation begins at another rank than the next part's, so
-// bits depend on where the parts are cut. `halvings`: of averages, applied once in front, since the
-// ranks' values pass different numbers of sums.
-Schedule RingAllReduce(int rank, int size, int64_t nbytes, int halvings);
+// bits depend on where the parts are cut. Not for averages of halves: the ranks' values pass
+// different numbers of hops.
+Schedule RingAllReduce(int rank, int size, int64_t nbytes);
 // The first half of PairwiseAllReduce, for any parts.
 Schedule PairwiseReduceScatter(int rank, int size, const Ranges& parts);
 

@@ -158,23 +158,19 @@ Schedule PairwiseAllReduce(int rank, int size, int64_t nbytes) {
   return s;
 }
 
-Schedule RingAllReduce(int rank, int size, int64_t nbytes, int halvings) {
+Schedule RingAllReduce(int rank, int size, int64_t nbytes) {
   Schedule s;
   if (size == 1) return s;
   const Ranges parts = reduce::Split(nbytes, size);
   const auto part = [&](int i) -> const reduce::Range& { return parts[(i + 2 * size) % size]; };
   const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
-  if (halvings > 0) {
-    s.Next();
-    s.Halve(Data({0, nbytes}), 0, halvings);
-  }
   for (int step = 0; step < size - 1; ++step) {
     const reduce::Range& coming = part(rank - step - 1);
     s.Next();
     const Slice theirs = s.Scratch(coming.nbytes());
     s.Recv(previous, theirs);
     s.Send(next, Data(part(rank - step)));
-    s.Add(Data(coming), theirs, Data(coming), coming.begin);
+    s.Hop(Data(coming), theirs, Data(coming), coming.begin);
   }
   for (int step = 0; step < size - 1; ++step) {
     s.Next();

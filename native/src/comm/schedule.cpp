@@ -1,7 +1,6 @@
 #include "comm/schedule.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace gradred::comm {
@@ -26,15 +25,6 @@ void Schedule::Hop(Slice out, Slice a, Slice b, int64_t begin) {
 
 void Schedule::HopAlone(Slice out, int64_t begin) {
   if (out.nbytes > 0) stages.back().locals.push_back({Local::Kind::kHopAlone, out, {}, {}, begin});
-}
-
-void Schedule::Add(Slice out, Slice a, Slice b, int64_t begin) {
-  if (out.nbytes > 0) stages.back().locals.push_back({Local::Kind::kAdd, out, a, b, begin});
-}
-
-void Schedule::Halve(Slice out, int64_t begin, int halvings) {
-  if (out.nbytes > 0 && halvings > 0)
-    stages.back().locals.push_back({Local::Kind::kHalve, out, {}, {}, begin, halvings});
 }
 
 Slice Schedule::Scratch(int64_t nbytes) {
@@ -140,17 +130,6 @@ class ScheduleWork : public Work {
       case Local::Kind::kHopAlone:
         buffers_.layout->HopAlone(start(step.out), range);
         break;
-      case Local::Kind::kAdd: {
-        const void* const ins[2] = {start(step.a), start(step.b)};
-        buffers_.layout->ReduceNode(start(step.out), ins, 2, range, 1.0F);
-        break;
-      }
-      case Local::Kind::kHalve: {
-        const void* const ins[1] = {start(step.out)};
-        buffers_.layout->ReduceNode(start(step.out), ins, 1, range,
-                                    std::ldexp(1.0F, -step.halvings));
-        break;
-      }
     }
   }
 

@@ -36,13 +36,10 @@ struct Local {
     kCopy,      // out = a
     kHop,       // out = a + b, see reduce::Layout::ReduceHop
     kHopAlone,  // out = HopAlone(out)
-    kAdd,       // out = a + b, averages too
-    kHalve,     // averages of out times 2^-halvings
   };
   Kind kind = Kind::kCopy;
   Slice out, a, b;
-  int64_t begin = 0;  // where the slices lie in the data
-  int halvings = 0;
+  int64_t begin = 0;  // hops: where the slices lie in the data
 };
 
 // All transfers of a stage are under way together; when they have finished, the local steps run in
@@ -64,8 +61,6 @@ struct Schedule {
   void Copy(Slice out, Slice a);
   void Hop(Slice out, Slice a, Slice b, int64_t begin);
   void HopAlone(Slice out, int64_t begin);
-  void Add(Slice out, Slice a, Slice b, int64_t begin);
-  void Halve(Slice out, int64_t begin, int halvings);
   // New scratch memory, aligned to reduce::kAlign.
   Slice Scratch(int64_t nbytes);
 };
@@ -74,8 +69,8 @@ struct ScheduleBuffers {
   void* data = nullptr;
   const void* in = nullptr;
   void* out = nullptr;
-  LayoutPtr layout;          // for hops
-  int64_t layout_begin = 0;  // where `data` lies in it
+  LayoutPtr layout;                            // for hops
+  int64_t layout_begin = 0;                    // where `data` lies in it
   std::shared_ptr<BufferPool> pool = nullptr;  // for scratch memory
 };
 

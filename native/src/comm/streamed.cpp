@@ -27,9 +27,7 @@ class StreamWork final : public Work {
     WorkPtr work;
   };
 
-  Lane& LaneOf(int64_t chunk) {
-    return lanes_[static_cast<size_t>(chunk) % lanes_.size()];
-  }
+  Lane& LaneOf(int64_t chunk) { return lanes_[static_cast<size_t>(chunk) % lanes_.size()]; }
   reduce::Range RangeOf(int64_t chunk) const {
     const int64_t begin = chunk * p_.chunk_nbytes;
     return {begin, std::min(begin + p_.chunk_nbytes, p_.layout->nbytes())};

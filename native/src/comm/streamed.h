@@ -14,9 +14,9 @@ namespace gradred::comm {
 struct StreamParts {
   Transport* transport = nullptr;  // its bell is rung when there is more to do
   LayoutPtr layout;
-  int64_t chunk_nbytes = 0;     // multiple of kAlign
-  std::vector<TagTurn> turns;   // one a chunk under way
-  CargoPtr cargo;               // null: the bytes lie at `data`
+  int64_t chunk_nbytes = 0;    // multiple of kAlign
+  std::vector<TagTurn> turns;  // one a chunk under way
+  CargoPtr cargo;              // null: the bytes lie at `data`
   char* data = nullptr;
   std::shared_ptr<BufferPool> pool;
   // Starts the reduction of `range` of the layout, whose bytes lie at `at`.
