@@ -75,7 +75,7 @@ class Table {
 
 // Memory with values that are finite in every dtype.
 std::vector<char> Buffer(int64_t nbytes) {
-  return std::vector<char>(static_cast<size_t>(nbytes), 0x11);
+  return std::vector<char>(static_cast<size_t>(nbytes), 0x3f);
 }
 
 void Converts(Table& table, int64_t nbytes) {

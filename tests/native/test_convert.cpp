@@ -6,6 +6,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "base/dtype.h"
 #include "base/status.h"
 #include "reduce/convert.h"
@@ -212,6 +216,100 @@ TEST(AllInstructionSetsConvertAlike) {
                  baseline.count_non_finite[di](src.data(), kCount));
     }
 }
+
+// Any count, alignment and share of values that are not finite, on every instruction set, in place
+// too.
+TEST(FuzzConversionsAgainstTheReference) {
+  std::mt19937 random(kSeed + 2);
+  constexpr size_t kGuard = 64;
+  for (const Loops& loops : SupportedLoops())
+    for (int trial = 0; trial < 1500; ++trial) {
+      static const DType kFloating[] = {DType::kFloat16, DType::kBfloat16, DType::kFloat32,
+                                        DType::kFloat64};
+      const bool copy = random() % 4 == 0;
+      const DType s = kFloating[random() % 4], d = copy ? s : kFloating[random() % 4];
+      const ConvertLoop loop = loops.convert[static_cast<int>(s)][static_cast<int>(d)];
+      if (!copy && !loop) continue;
+      const size_t s_size = static_cast<size_t>(DTypeSize(s)),
+                   d_size = static_cast<size_t>(DTypeSize(d));
+      const size_t n = random() % (random() % 2 ? 70 : 700);
+      const size_t shift = random() % 33;  // elements
+      static const double kScales[] = {1, 0.25, 1.0 / 3, -3, 1e6, 1e-30, INFINITY};
+      const double scale = copy ? 1 : kScales[random() % 7];
+      const unsigned specials = random() % 3;  // none, few, many
+      std::vector<uint8_t> src((shift + n) * s_size + kGuard, 0xcd);
+      uint8_t* const in = &src[shift * s_size];
+      for (size_t i = 0; i < n; ++i) {
+        if (specials == 2 || (specials == 1 && random() % 100 == 0))
+          FillElement(s, random, in + i * s_size);
+        else
+          StoreAs<double>(s, in + i * s_size, static_cast<double>(random() % 2000) / 64 - 15);
+      }
+      std::vector<uint8_t> expected(n * d_size);
+      ConvertCounts expected_counts{3, 4};
+      for (size_t i = 0; i < n; ++i) {
+        uint8_t* const out = &expected[i * d_size];
+        if (copy)
+          std::memcpy(out, in + i * s_size, s_size);
+        else if (s == DType::kFloat64)
+          StoreAs<double>(d, out, ValueOf<double>(s, in + i * s_size) * scale);
+        else
+          StoreAs<float>(d, out, ValueOf<float>(s, in + i * s_size) * static_cast<float>(scale));
+        const bool finite = Finite(s, in + i * s_size);
+        expected_counts.non_finite += !finite;
+        expected_counts.saturated += finite && !Finite(d, out);
+      }
+      const bool in_place = s_size == d_size && random() % 2;
+      const bool counted = copy || random() % 2;
+      std::vector<uint8_t> separate((shift + n) * d_size + kGuard, 0xcd);
+      std::vector<uint8_t>& dst = in_place ? src : separate;
+      uint8_t* const out = &dst[shift * d_size];
+      ConvertCounts counts{3, 4};
+      if (copy)
+        loops.copy_counted[static_cast<int>(s)](out, in, static_cast<int64_t>(n), &counts);
+      else
+        loop(out, in, static_cast<int64_t>(n), scale, counted ? &counts : nullptr);
+      const std::string what = std::string(loops.name) + " " + DTypeName(s) + " to " +
+                               DTypeName(d) + ", " + std::to_string(n) + " times " +
+                               std::to_string(scale) + ", seed " + std::to_string(kSeed + 2) +
+                               ", trial " + std::to_string(trial);
+      for (size_t i = 0; i < n; ++i) {
+        const bool both_nan = std::isnan(ValueOf<double>(d, &expected[i * d_size])) &&
+                              std::isnan(ValueOf<double>(d, out + i * d_size));
+        testing::Check((both_nan && !copy) ||
+                           std::memcmp(out + i * d_size, &expected[i * d_size], d_size) == 0,
+                       what + ": element " + std::to_string(i), __FILE__, __LINE__);
+      }
+      for (size_t i = 0; i < shift * d_size; ++i) CHECK_EQ(int(dst[i]), 0xcd);
+      for (size_t i = 0; i < kGuard; ++i) CHECK_EQ(int(out[n * d_size + i]), 0xcd);
+      if (!counted) continue;
+      testing::CheckEq(counts.non_finite, expected_counts.non_finite, what.c_str(), __FILE__,
+                       __LINE__);
+      testing::CheckEq(counts.saturated, expected_counts.saturated, what.c_str(), __FILE__,
+                       __LINE__);
+    }
+}
+
+#if defined(__x86_64__)
+TEST(TheThreadsModeDoesNotMatter) {
+  const float in[] = {1e-40f, -3e-42f, 1.5e-38f, 1e-45f};
+  float expected[4], out[4];
+  uint16_t expected_half[4], half[4];
+  Convert(expected, DType::kFloat32, in, DType::kFloat32, 4, 0.5, nullptr);
+  Convert(expected_half, DType::kBfloat16, in, DType::kFloat32, 4, 1, nullptr);
+  CHECK(expected[0] != 0 && expected_half[0] != 0);
+  const unsigned mode = _mm_getcsr();
+  constexpr unsigned kFlush = 0x8040, kUp = 0x4000;
+  _mm_setcsr(mode | kFlush | kUp);
+  Convert(out, DType::kFloat32, in, DType::kFloat32, 4, 0.5, nullptr);
+  Convert(half, DType::kBfloat16, in, DType::kFloat32, 4, 1, nullptr);
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(mode);
+  CHECK_EQ(after & (kFlush | kUp), kFlush | kUp);
+  CHECK(std::memcmp(out, expected, sizeof out) == 0);
+  CHECK(std::memcmp(half, expected_half, sizeof half) == 0);
+}
+#endif
 
 TEST(DoubleToHalfRoundsOnce) {
   // Just above a tie by less than a float's precision: by way of float the tie would go to even,

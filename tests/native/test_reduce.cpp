@@ -299,6 +299,48 @@ TEST(AllFloat16PatternsWidenAndNarrow) {
   }
 }
 
+// Any count, alignment and number of inputs, on every instruction set; `out` may be an input.
+TEST(FuzzReductionsAgainstTheReference) {
+  std::mt19937 random(kSeed + 3);
+  constexpr size_t kGuard = 64;
+  for (const Loops& loops : SupportedLoops())
+    for (int trial = 0; trial < 1500; ++trial) {
+      const DType d = static_cast<DType>(random() % kDTypeCount);
+      const std::vector<ReduceOp> ops = OpsOf(d);
+      const ReduceOp op = ops[random() % ops.size()];
+      const size_t size = static_cast<size_t>(DTypeSize(d)), n = 1 + random() % 9;
+      const size_t count = random() % (random() % 2 ? 140 : 1200);
+      const size_t offset = random() % 70 * size, end = offset + count * size;
+      std::vector<std::vector<uint8_t>> data(n, std::vector<uint8_t>(end + kGuard));
+      std::vector<const void*> ins;
+      for (auto& in : data) {
+        Fill(d, random, in.data() + offset, static_cast<int64_t>(count * size));
+        ins.push_back(in.data());
+      }
+      std::vector<uint8_t> expected(count * size);
+      for (size_t i = 0; i < count; ++i) {
+        std::vector<const uint8_t*> elements;
+        for (auto& in : data) elements.push_back(&in[offset + i * size]);
+        Reference(d, op, elements, 0.25f, &expected[i * size]);
+      }
+      std::vector<uint8_t> separate(end + kGuard);
+      std::vector<uint8_t>& out = random() % 2 ? separate : data[random() % n];
+      std::fill_n(out.begin(), offset, 0xee);
+      std::fill_n(out.begin() + static_cast<int64_t>(end), kGuard, 0xee);
+      loops.reduce[static_cast<int>(op)][static_cast<int>(d)](
+          out.data(), ins.data(), static_cast<int>(n), static_cast<int64_t>(offset),
+          static_cast<int64_t>(count), 0.25f);
+      for (size_t i = 0; i < count; ++i)
+        CheckSame(d, &out[offset + i * size], &expected[i * size],
+                  std::string(loops.name) + " " + Name(d, op) + ", " + std::to_string(n) +
+                      " inputs of " + std::to_string(count) + ", seed " +
+                      std::to_string(kSeed + 3) + ", trial " + std::to_string(trial) +
+                      ", element " + std::to_string(i));
+      for (size_t i = 0; i < offset; ++i) CHECK_EQ(int(out[i]), 0xee);
+      for (size_t i = end; i < end + kGuard; ++i) CHECK_EQ(int(out[i]), 0xee);
+    }
+}
+
 // Around every half: the value itself, the tie above it, and the floats next to the tie. All signs,
 // subnormals, overflow.
 TEST(NarrowingRoundsToNearestEven) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/status.h"
+#include "reduce/float_mode.h"
 #include "reduce/kernels.h"
 
 namespace gradred::reduce {
@@ -54,12 +55,13 @@ void DivideSums(T* dst, const int64_t* sums, int64_t count, int size) {
 
 void Convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count,
              double scale, ConvertCounts* counts) {
+  const IeeeMode ieee_mode;
   const Loops& loops = BestLoops();
   const int to = static_cast<int>(dst_dtype), from = static_cast<int>(src_dtype);
   if (!IsFloating(dst_dtype)) counts = nullptr;
   if (scale == 1 && dst_dtype == src_dtype) {
     if (counts)
-      counts->non_finite += loops.copy_counted[to](dst, src, count);
+      loops.copy_counted[to](dst, src, count, counts);
     else if (dst != src)
       std::memcpy(dst, src, static_cast<size_t>(count * DTypeSize(dst_dtype)));
   } else if (loops.convert[from][to]) {

@@ -13,8 +13,9 @@ namespace gradred::reduce {
 constexpr int kReduceOpCount = 6;
 
 // out[i] = ins[0][i] op ins[1][i] op ... in this order, for `count` elements that start `offset`
-// bytes behind each pointer. `out` may be one of `ins`; n >= 1. Halves: in float32, times `scale`,
-// rounded once; `scale` means nothing to others.
+// bytes behind each pointer. `out` may be one of `ins`; n >= 1. Halves: in float32,
+// rounded once; kAverage is the sum times
+// `scale`.
 using ReduceLoop = void (*)(void* out, const void* const* ins, int n, int64_t offset, int64_t count,
                             float scale);
 
@@ -23,13 +24,14 @@ using ReduceLoop = void (*)(void* out, const void* const* ins, int n, int64_t of
 using ConvertLoop = void (*)(void* dst, const void* src, int64_t count, double scale,
                              ConvertCounts* counts);
 
-// All instruction sets give the same bits, except for which NaN a NaN is.
+// All instruction sets give the same bits in IeeeMode, except for which NaN a NaN is.
 struct Loops {
   const char* name;                                // "avx2"
   ReduceLoop reduce[kReduceOpCount][kDTypeCount];  // null: the dtype does not have the op
   ConvertLoop convert[kDTypeCount][kDTypeCount];   // [from][to]; null: load, then store
-  // Return the elements that are infinite or NaN. Null: not floating. `dst` may be `src`.
-  int64_t (*copy_counted[kDTypeCount])(void* dst, const void* src, int64_t count);
+  // Null: not floating. `dst` may be `src`.
+  void (*copy_counted[kDTypeCount])(void* dst, const void* src, int64_t count,
+                                    ConvertCounts* counts);
   int64_t (*count_non_finite[kDTypeCount])(const void* src, int64_t count);
   // dst[i] = src[i] * scale, and back by cast (floating: one rounding; integers: toward zero,
   // clamped, NaN gives 0).

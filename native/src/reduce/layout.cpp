@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "reduce/float_mode.h"
 #include "reduce/kernels.h"
 
 namespace gradred::reduce {
@@ -80,6 +81,7 @@ Layout::Layout(std::vector<Section> sections) : sections_(std::move(sections)) {
 
 void Layout::ReduceNode(void* out, const void* const* ins, int n, Range range,
                         float node_scale) const {
+  const IeeeMode ieee_mode;
   ForEachIn(sections_, range, [&](int64_t offset, int64_t count, const Section& s) {
     LoopOf(s)(out, ins, n, offset, count, s.op == ReduceOp::kAverage ? node_scale : 1.0f);
   });
