@@ -101,6 +101,9 @@ void Converts(Table& table, int64_t nbytes) {
     ConvertCounts counts;
     table.Row(kernel + " + count", dtype, 1, nbytes,
               [&] { Convert(dst.data(), p.to, src.data(), p.from, count, p.scale, &counts); });
+    table.Row(kernel + " + stream", dtype, 1, nbytes, [&] {
+      Convert(dst.data(), p.to, src.data(), p.from, count, p.scale, nullptr, Stores::kStreamed);
+    });
     if (counts.non_finite + counts.saturated != 0) std::printf("wrong count\n");
   }
 }

@@ -260,15 +260,13 @@ TEST(FuzzConversionsAgainstTheReference) {
         expected_counts.saturated += finite && !Finite(d, out);
       }
       const bool in_place = s_size == d_size && random() % 2;
-      const bool counted = copy || random() % 2;
+      const bool counted = random() % 2;
       std::vector<uint8_t> separate((shift + n) * d_size + kGuard, 0xcd);
       std::vector<uint8_t>& dst = in_place ? src : separate;
       uint8_t* const out = &dst[shift * d_size];
       ConvertCounts counts{3, 4};
-      if (copy)
-        loops.copy_counted[static_cast<int>(s)](out, in, static_cast<int64_t>(n), &counts);
-      else
-        loop(out, in, static_cast<int64_t>(n), scale, counted ? &counts : nullptr);
+      (copy ? loops.copy[static_cast<int>(s)] : loop)(out, in, static_cast<int64_t>(n), scale,
+                                                      counted ? &counts : nullptr, random() % 2);
       const std::string what = std::string(loops.name) + " " + DTypeName(s) + " to " +
                                DTypeName(d) + ", " + std::to_string(n) + " times " +
                                std::to_string(scale) + ", seed " + std::to_string(kSeed + 2) +

@@ -54,18 +54,19 @@ void DivideSums(T* dst, const int64_t* sums, int64_t count, int size) {
 }  // namespace
 
 void Convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count,
-             double scale, ConvertCounts* counts) {
+             double scale, ConvertCounts* counts, Stores stores) {
   const IeeeMode ieee_mode;
   const Loops& loops = BestLoops();
   const int to = static_cast<int>(dst_dtype), from = static_cast<int>(src_dtype);
+  const bool stream = stores == Stores::kStreamed;
   if (!IsFloating(dst_dtype)) counts = nullptr;
   if (scale == 1 && dst_dtype == src_dtype) {
-    if (counts)
-      loops.copy_counted[to](dst, src, count, counts);
+    if (counts || (stream && loops.copy[to]))
+      loops.copy[to](dst, src, count, scale, counts, stream);
     else if (dst != src)
       std::memcpy(dst, src, static_cast<size_t>(count * DTypeSize(dst_dtype)));
   } else if (loops.convert[from][to]) {
-    loops.convert[from][to](dst, src, count, scale, counts);
+    loops.convert[from][to](dst, src, count, scale, counts, stream);
   } else {
     const Stages stages{loops, static_cast<char*>(dst), static_cast<const char*>(src), to, from};
     if (NeedsDouble(dst_dtype) || NeedsDouble(src_dtype))

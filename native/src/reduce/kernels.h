@@ -13,25 +13,22 @@ namespace gradred::reduce {
 constexpr int kReduceOpCount = 6;
 
 // out[i] = ins[0][i] op ins[1][i] op ... in this order, for `count` elements that start `offset`
-// bytes behind each pointer. `out` may be one of `ins`; n >= 1. Halves: in float32,
-// rounded once; kAverage is the sum times
-// `scale`.
+// bytes behind each pointer. `out` may be one of `ins`; n >= 1. Halves: in float32, rounded once;
+// kAverage is the sum times `scale`.
 using ReduceLoop = void (*)(void* out, const void* const* ins, int n, int64_t offset, int64_t count,
                             float scale);
 
 // dst[i] = src[i] * scale in float32 (float64 of float64), rounded once more. `dst` may be `src`.
-// `counts`, where not null, is added to: in the same pass.
+// `counts`, where not null, is added to in the same pass. `stream`: see Stores.
 using ConvertLoop = void (*)(void* dst, const void* src, int64_t count, double scale,
-                             ConvertCounts* counts);
+                             ConvertCounts* counts, bool stream);
 
 // All instruction sets give the same bits in IeeeMode, except for which NaN a NaN is.
 struct Loops {
   const char* name;                                // "avx2"
   ReduceLoop reduce[kReduceOpCount][kDTypeCount];  // null: the dtype does not have the op
   ConvertLoop convert[kDTypeCount][kDTypeCount];   // [from][to]; null: load, then store
-  // Null: not floating. `dst` may be `src`.
-  void (*copy_counted[kDTypeCount])(void* dst, const void* src, int64_t count,
-                                    ConvertCounts* counts);
+  ConvertLoop copy[kDTypeCount];  // all bits; `scale` means nothing. Null: not floating
   int64_t (*count_non_finite[kDTypeCount])(const void* src, int64_t count);
   // dst[i] = src[i] * scale, and back by cast (floating: one rounding; integers: toward zero,
   // clamped, NaN gives 0).
