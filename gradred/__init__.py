@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gradred.objects import allgather_object, broadcast_object
     from gradred.process_sets import ProcessSet, add_process_set, global_process_set
     from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+    from gradred.timeline import start_timeline, stop_timeline
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ _HOMES = {
     "objects": "allgather_object broadcast_object",
     "process_sets": "ProcessSet add_process_set global_process_set",
     "reduce_ops": "Adasum Average Max Min Product ReduceOp Sum",
+    "timeline": "start_timeline stop_timeline",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -106,6 +108,8 @@ __all__ = [
     "rank",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 

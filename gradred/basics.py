@@ -107,6 +107,10 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
         _state.settings, _state.communicator = values, comm
         _point_mpi4py_at_our_library()
         on_init(process_sets or ())
+        if values.timeline:
+            from gradred.timeline import start_at_init
+
+            start_at_init(values.timeline)
 
 
 def shutdown(reason: str = "shutdown() was called") -> None:
@@ -126,6 +130,7 @@ def shutdown(reason: str = "shutdown() was called") -> None:
             _state.cause = core.failure()
             raise
         finally:
+            core.timeline_stop()
             if _state.cause is not None:
                 core.drop()
             if not core.is_initialized():

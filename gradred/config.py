@@ -167,6 +167,9 @@ class Settings:
         low=0.1,
         high=1e8,
     )
+    timeline: str = _row(
+        "", "text", "job", "record a timeline, each rank to PATH.rankN.json; unset: none"
+    )
     log_level: str = _row(
         "warning",
         "choice",

@@ -38,6 +38,7 @@ from gradred.tensorflow.functions import (
 )
 from gradred.tensorflow.optimizer import DistributedOptimizer
 from gradred.tensorflow.tape import DistributedGradientTape
+from gradred.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",
@@ -84,6 +85,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, m) {
   BindEngine(m);
   BindHandle(m);
   BindLeave(m);
+  BindTimeline(m);
 }

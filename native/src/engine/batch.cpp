@@ -36,7 +36,8 @@ Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, std::vector<S
       counts_(plan_->groups.size()),
       state_(plan_->groups.size(), State::kFilling),
       not_submitted_(static_cast<int>(members_.size())),
-      not_completed_(not_submitted_) {
+      not_completed_(not_submitted_),
+      trace_(*spec_, plan_) {
   for (const GroupPlan& group : plan_->groups) missing_.push_back(group.last - group.first);
 }
 
@@ -66,6 +67,7 @@ int Batch::Submit(int position, Submission submission) {
     members_[position] = std::move(submission);
     if (--not_submitted_ == 0) last_submit_ = Now();
     const int group = plan_->group_of[position];
+    if (state_[group] != State::kFailed) trace_.Submitted(position, group, not_submitted_ == 0);
     if (state_[group] != State::kFailed && SlotOf(group)) at = SlotOf(group)->StartPack(this);
     if (!at) return Arrive(position, &lock);
     packing_[position] = true;  // who fails the group meanwhile leaves this member to us
@@ -73,9 +75,12 @@ int Batch::Submit(int position, Submission submission) {
   const int group = plan_->group_of[position];
   const Submission& member = members_[position];
   reduce::ConvertCounts counts;
-  PackMember(spec_->entries[position],
-             plan_->groups[group].members[position - plan_->groups[group].first],
-             member.absent ? nullptr : member.input, SlotOf(group)->set_size(), at, &counts);
+  {
+    const timeline::Span span("pack", timeline::kNone, tag(), group, position);
+    PackMember(spec_->entries[position],
+               plan_->groups[group].members[position - plan_->groups[group].first],
+               member.absent ? nullptr : member.input, SlotOf(group)->set_size(), at, &counts);
+  }
   SlotOf(group)->EndPack();
   Lock lock(this);
   packing_[position] = false;
@@ -93,6 +98,7 @@ int Batch::Arrive(int position, Lock* lock) {
   }
   if (--missing_[group] > 0) return -1;
   state_[group] = State::kReady;
+  trace_.Ready(group);
   return group;
 }
 
@@ -107,10 +113,12 @@ void Batch::Start(int group) {
     throw Error(Kind::kInternal,
                 "group " + std::to_string(group) + " of '" + spec_->name + "' runs unready");
   state_[group] = State::kRunning;
+  trace_.Agreed(group);
 }
 
 std::vector<Submission*> Batch::Take(int group) {
   Lock lock(this);
+  trace_.Started(group);
   std::vector<Submission*> members;
   for (int i = plan_->groups[group].first; i < plan_->groups[group].last; ++i)
     members.push_back(&members_[i]);
@@ -137,14 +145,18 @@ void Batch::Complete(int position, Result result, Lock* lock) {
     });
   }
   if (!submission.done) return;
-  lock->callbacks_.push_back(
-      [done = std::move(submission.done), result = std::move(result)] { done(result); });
+  lock->callbacks_.push_back([done = std::move(submission.done), result = std::move(result),
+                              tag = trace_.tag(), group = plan_->group_of[position], position] {
+    timeline::Span span("done", timeline::kNone, tag, group, position);
+    done(result);
+  });
 }
 
 void Batch::Finish(int group, std::vector<Result> results) {
   Lock lock(this);
   state_[group] = State::kFinished;
   if (SlotOf(group)) SlotOf(group)->Quit(this);
+  trace_.Ended(group);
   for (size_t i = 0; i < results.size(); ++i)
     Complete(plan_->groups[group].first + static_cast<int>(i), std::move(results[i]), &lock);
 }
@@ -162,6 +174,7 @@ void Batch::FailRest(const Status& status) {
   for (size_t g = 0; g < state_.size(); ++g) {
     if (state_[g] != State::kFilling && state_[g] != State::kReady) continue;
     state_[g] = State::kFailed;
+    trace_.Ended(static_cast<int>(g));
     any = true;
     if (SlotOf(static_cast<int>(g))) SlotOf(static_cast<int>(g))->Quit(this);
     for (int i = plan_->groups[g].first; i < plan_->groups[g].last; ++i)

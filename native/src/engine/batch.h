@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/batch_trace.h"
 #include "engine/metrics_store.h"
 #include "engine/plan.h"
 #include "engine/slots.h"
@@ -32,6 +33,7 @@ class Batch {
   const DomainSpecPtr& spec_ptr() const { return spec_; }
   const Plan& plan() const { return *plan_; }
   const std::shared_ptr<const Plan>& plan_ptr() const { return plan_; }
+  timeline::Tag tag() const { return trace_.tag(); }
 
   // Keeps the submission, and packs its tensor if the group's slot is free for this batch. Returns
   // the group that became ready, or -1. A member of a group that failed gets its error at once.
@@ -80,6 +82,7 @@ class Batch {
   Status failure_;
   int not_submitted_, not_completed_;
   Nanos last_submit_ = 0;
+  BatchTrace trace_;
 };
 
 }  // namespace gradred::engine

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/timeline.h"
 
 namespace gradred::engine {
 
@@ -41,6 +42,7 @@ void Completions::Post(std::function<void()> callback) {
 }
 
 void Completions::Run() {
+  timeline::NameThread("completions");
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return closing_ || !queue_.empty(); });

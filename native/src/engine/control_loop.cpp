@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/timeline.h"
 
 namespace gradred::engine {
 namespace {
@@ -202,6 +203,7 @@ void ControlLoop::EndWaits(const Status& status) {
 }
 
 void ControlLoop::EndWith(const Status& cause) {
+  timeline::Note("abort", cause.message());
   std::vector<Command> late;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -233,6 +235,7 @@ void ControlLoop::EndWith(const Status& cause) {
 }
 
 void ControlLoop::Run() {
+  timeline::NameThread("control");
   comm::Transport& transport = world_.control();
   comm::Backoff backoff;
   try {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/graveyard.h"
+#include "base/timeline.h"
 
 namespace gradred::engine {
 
@@ -138,6 +139,7 @@ void DataLoop::FailAll(const Status& cause) {
 }
 
 void DataLoop::Run() {
+  timeline::NameThread("data");
   comm::Transport& transport = world_.data();
   comm::Backoff backoff;
   try {

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/timeline.h"
 #include "engine/group_run.h"
 #include "engine/pack.h"
 
@@ -37,6 +38,7 @@ class GroupCargo final : public comm::Cargo {
   void SetPacked(Batch::Packed packed) { packed_ = std::move(packed); }
 
   void Pack(Range range, void* at) override {
+    const timeline::Span span("pack", range.nbytes());
     char* const base = static_cast<char*>(at) - range.begin;
     for (size_t i = FirstIn(range); i < group_.members.size(); ++i) {
       const MemberPlan& member = group_.members[i];
@@ -60,6 +62,7 @@ class GroupCargo final : public comm::Cargo {
   }
 
   void Unpack(Range range, const void* at) override {
+    const timeline::Span span("unpack", range.nbytes());
     const char* const base = static_cast<const char*>(at) - range.begin;
     if (outputs_.empty()) FindOutputs();
     for (size_t i = FirstIn(range); i < group_.members.size(); ++i) {

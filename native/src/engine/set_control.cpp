@@ -32,7 +32,8 @@ SetControl::SetControl(int id, std::vector<int> members, comm::World& world, boo
       members_(std::move(members)),
       data_(data),
       control_(world.MakeControl(members_, id)),
-      negotiator_(OptionsFor(members_, world, timer)) {}
+      negotiator_(OptionsFor(members_, world, timer)),
+      rounds_(id) {}
 
 void SetControl::Open(const BatchPtr& batch) {
   if (shutdown_asked_) return batch->FailRest(kShutDown);
@@ -151,7 +152,11 @@ void SetControl::Drain() {
     pending_.pop_front();
     if (next.batch && !IsStarted(next.batch)) continue;
     actions.clear();
+    const int64_t empty = negotiator_.counters().empty_rounds;
     negotiator_.Step(next.event, Now(), &actions);
+    if (std::holds_alternative<core::RoundDone>(next.event) ||
+        std::holds_alternative<core::UnionDone>(next.event))
+      rounds_.End(negotiator_.counters().empty_rounds == empty);
     for (const core::Action& action : actions) Perform(action);
   }
   if (joined_ && !join_started_ && queues_.empty() && !shutdown_asked_) {
@@ -164,6 +169,7 @@ void SetControl::Drain() {
 void SetControl::Perform(const core::Action& action) {
   if (const auto* start = std::get_if<core::StartRound>(&action)) {
     word_count_ = start->words.size();
+    rounds_.Begin("round", word_count_);
     const int64_t nbytes = static_cast<int64_t>(word_count_ * sizeof(uint64_t));
     if (!words_ || words_->nbytes() < reduce::AlignUp(nbytes))
       words_ = control_->Alloc(2 * reduce::AlignUp(nbytes));
@@ -173,6 +179,7 @@ void SetControl::Perform(const core::Action& action) {
                                  std::make_shared<const reduce::Layout>(std::vector{section}));
   } else if (const auto* start = std::get_if<core::StartUnion>(&action)) {
     blob_ = start->blob;
+    rounds_.Begin("union");
     union_ = control_->Union(&blob_, &core::Negotiator::Merge);
   } else if (const auto* run = std::get_if<core::Run>(&action)) {
     RunItem item;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/timeline.h"
 #include "comm/world.h"
 #include "core/negotiator.h"
 #include "engine/batch.h"
@@ -101,6 +102,7 @@ class SetControl {
   comm::SegmentPtr words_;
   size_t word_count_ = 0;
   comm::WorkPtr round_, union_;
+  timeline::Rounds rounds_;
   std::string blob_;
   std::deque<Pending> pending_;
   // A join starts when the batches opened before it have ended; those opened after it wait for its

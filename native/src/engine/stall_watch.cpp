@@ -4,12 +4,18 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/timeline.h"
 
 namespace gradred::engine {
 namespace {
 
 // The question goes out this long before the limit, so that the answers are there when it passes.
 constexpr Nanos kAhead = 700 * kMillisecond;
+
+void Report(const std::string& text) {
+  timeline::Note("stall", text);
+  Log(LogLevel::kWarning, "stall: " + text);
+}
 
 std::string ForSeconds(Nanos t) {
   const int64_t tenths = t / (100 * kMillisecond);
@@ -63,7 +69,7 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
       if (warn_ > 0 && age >= warn_ && !stall.warned) {
         stall.warned = true;
         if (!stall.asked_by_peer)
-          Log(LogLevel::kWarning, "stall: " + Describe(*set, waiting, stall, now));
+          Report(Describe(*set, waiting, stall, now));
         stall.asked_by_peer = false;
       }
       if (fail_ > 0 && age >= fail_ && !failure)
