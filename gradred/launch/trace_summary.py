@@ -1,0 +1,178 @@
+"""What a recording says about each domain: steps, waits, what was hidden, who was late."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from gradred.launch.trace_file import Interval, Trace, intervals
+
+_MOST_GROUPS = 5
+
+Span = tuple[float, float]
+
+
+@dataclass
+class _Batch:
+    """One pass over a domain on one rank; us."""
+
+    step: Span | None = None
+    wait: Span | None = None
+    reduces: list[Span] = field(default_factory=list)
+
+
+@dataclass
+class _Domain:
+    batches: dict[tuple[int, int], _Batch] = field(default_factory=dict)  # by rank and batch
+    negotiations: dict[tuple[int, int], dict[int, float]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )  # by batch and group: rank -> when it was ready there
+    groups: dict[int, list[Interval]] = field(default_factory=lambda: defaultdict(list))
+    group_nbytes: dict[int, int] = field(default_factory=dict)
+
+    def add(self, rank: int, phase: Interval) -> None:
+        batch = self.batches.setdefault((rank, phase.batch), _Batch())
+        if phase.phase == "step":
+            batch.step = (phase.begin, phase.end)
+        elif phase.phase == "wait":
+            batch.wait = (phase.begin, phase.end)
+        elif phase.group is not None and phase.phase == "negotiation":
+            self.negotiations[phase.batch, phase.group][rank] = phase.begin
+        elif phase.group is not None and phase.phase == "reduce":
+            batch.reduces.append((phase.begin, phase.end))
+            self.groups[phase.group].append(phase)
+            self.group_nbytes[phase.group] = phase.nbytes
+
+
+def summary(traces: Sequence[Trace]) -> str:
+    """The text of ``gradred trace summary``."""
+    domains: dict[str, _Domain] = {}
+    for trace in traces:
+        for phase in intervals(trace.events):
+            domains.setdefault(phase.domain, _Domain()).add(trace.rank, phase)
+    lines = [_job_line(traces)]
+    for name, domain in sorted(domains.items(), key=lambda d: -_busy(d[1])):
+        lines += ["", *_domain_lines(name, domain, len(traces))]
+    notes = [
+        f"rank {trace.rank} at {e['ts'] / 1e6:.3f} s: {e['name']}: {e['args']['text']}"
+        for trace in traces
+        for e in trace.events
+        if e["name"] in ("stall", "abort")
+    ]
+    if notes:
+        lines += ["", *notes]
+    return "\n".join(lines) + "\n"
+
+
+def _job_line(traces: Sequence[Trace]) -> str:
+    times = [e["ts"] + e.get("dur", 0) for trace in traces for e in trace.events]
+    seconds = (max(times) - min(times)) / 1e6 if times else 0.0
+    rounds = [e for t in traces for e in t.events if e["ph"] == "X" and e["tid"] >= 1000]
+    empty = sum(e["name"] == "empty round" for e in rounds)
+    text = (
+        f"{len(traces)} of {traces[0].info['size']} ranks, {seconds:.3f} s; "
+        f"rounds a rank: {len(rounds) / len(traces):.0f}, {empty / len(traces):.0f} of them empty"
+    )
+    off = max(t.info["clock_uncertainty_ns"] for t in traces) / 1000
+    if off > 0:
+        text += f"; clocks agree within {off:.1f} us"
+    if lost := sum(t.lost for t in traces):
+        text += f"; {lost} events were lost: figures are of the others"
+    return text
+
+
+def _busy(domain: _Domain) -> float:
+    return sum(end - begin for b in domain.batches.values() for begin, end in b.reduces)
+
+
+def _length(spans: Iterable[Span]) -> float:
+    """Of the union, us."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _domain_lines(name: str, domain: _Domain, ranks: int) -> list[str]:
+    whole = {key: b for key, b in domain.batches.items() if b.step and b.wait}
+    lines = [f"{name}"]
+    if not whole:
+        return [*lines, "  no step was recorded from its begin to its end"]
+    steps = [b.step[1] - b.step[0] for b in whole.values() if b.step]
+    waits = [b.wait[1] - b.wait[0] for b in whole.values() if b.wait]
+    reduces = sum(_length(b.reduces) for b in whole.values())
+    exposed = sum(
+        _length((max(begin, b.wait[0]), end) for begin, end in b.reduces if end > b.wait[0])
+        for b in whole.values()
+        if b.wait
+    )
+    lines.append(
+        f"  steps: {len(whole) / ranks:g} a rank, median {_us(median(steps))} "
+        f"from the first to the last tensor; {_interval(whole)}"
+    )
+    lines.append(
+        f"  wait after the last submit: median {_us(median(waits))}, max {_us(max(waits))}"
+    )
+    if reduces > 0:
+        hidden = 100 * (1 - exposed / reduces)
+        lines.append(
+            f"  communication: mean {_us(reduces / len(whole))} a step, {hidden:.0f} % of it before "
+            "the last submit (hidden)"
+        )
+    nbytes = sum(domain.group_nbytes.values())
+    lines.append(f"  bytes: {nbytes} a step in {len(domain.group_nbytes)} groups")
+    lines += _late(domain)
+    lines += _largest(domain)
+    return lines
+
+
+def _interval(batches: dict[tuple[int, int], _Batch]) -> str:
+    """From one step's begin to the next one's, which is what a training step takes."""
+    begins: dict[int, list[float]] = defaultdict(list)
+    for (rank, _), batch in sorted(batches.items()):
+        if batch.step:
+            begins[rank].append(batch.step[0])
+    gaps = [b - a for times in begins.values() for a, b in itertools.pairwise(times)]
+    return f"a new one every {_us(median(gaps))}" if gaps else "only one"
+
+
+def _late(domain: _Domain) -> list[str]:
+    """Who is ready last: the one that the others wait for."""
+    last: Counter[int] = Counter()
+    behind: dict[int, list[float]] = defaultdict(list)
+    for ready in domain.negotiations.values():
+        if len(ready) < 2:
+            continue
+        (before, _), (latest, rank) = sorted((at, rank) for rank, at in ready.items())[-2:]
+        last[rank] += 1
+        behind[rank].append(latest - before)
+    if not last:
+        return []
+    rank, count = last.most_common(1)[0]
+    share = 100 * count / sum(last.values())
+    by = _us(median(behind[rank]))
+    return [f"  slowest: rank {rank} is last in {share:.0f} % of groups, by {by} (median)"]
+
+
+def _largest(domain: _Domain) -> list[str]:
+    largest = sorted(domain.groups, key=lambda g: -domain.group_nbytes[g])[:_MOST_GROUPS]
+    lines = []
+    for group in largest:
+        took = median(p.end - p.begin for p in domain.groups[group])
+        nbytes = domain.group_nbytes[group]
+        rate = f", {nbytes / took / 1000:.2f} GB/s" if took > 0 and nbytes > 0 else ""
+        lines.append(f"  group {group}: {nbytes} bytes, median {_us(took)}{rate}")
+    return lines
+
+
+def _us(microseconds: float) -> str:
+    """ "12.3 us", "4.5 ms", "6.7 s"."""
+    if microseconds < 1000:
+        return f"{microseconds:.1f} us"
+    if microseconds < 1e6:
+        return f"{microseconds / 1000:.2f} ms"
+    return f"{microseconds / 1e6:.2f} s"
