@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -19,20 +20,27 @@ namespace testing {
 class CheckedCargo final : public gradred::comm::Cargo {
  public:
   using Range = gradred::reduce::Range;
-  explicit CheckedCargo(std::vector<char> input)
-      : input_(std::move(input)), output(input_.size()) {}
+  using Copy = std::function<void(void*, const void*, size_t)>;
+
+  static void CopyBytes(void* to, const void* from, size_t n) { std::memcpy(to, from, n); }
+  // `write` and `read` move bytes to and from the communicator's memory.
+  explicit CheckedCargo(std::vector<char> input, Copy write = CopyBytes, Copy read = CopyBytes)
+      : write_(std::move(write)),
+        read_(std::move(read)),
+        input_(std::move(input)),
+        output(input_.size()) {}
 
   void Pack(Range range, void* at) override {
     Check(range.begin == packed && Fits(range), "packed in ascending order", __FILE__, __LINE__);
     packed = range.end;
     largest = std::max(largest, packed - unpacked);
-    std::memcpy(at, input_.data() + range.begin, static_cast<size_t>(range.nbytes()));
+    write_(at, input_.data() + range.begin, static_cast<size_t>(range.nbytes()));
   }
   void Unpack(Range range, const void* at) override {
     Check(range.begin == unpacked && Fits(range) && range.end <= packed,
           "unpacked in ascending order, after it was packed", __FILE__, __LINE__);
     unpacked = range.end;
-    std::memcpy(output.data() + range.begin, at, static_cast<size_t>(range.nbytes()));
+    read_(output.data() + range.begin, at, static_cast<size_t>(range.nbytes()));
   }
   bool whole() const {
     const auto nbytes = static_cast<int64_t>(input_.size());
@@ -46,6 +54,7 @@ class CheckedCargo final : public gradred::comm::Cargo {
     return range.begin % kAlign == 0 && range.begin < range.end && range.end <= nbytes &&
            (range.end % kAlign == 0 || range.end == nbytes);
   }
+  const Copy write_, read_;
   const std::vector<char> input_;
 
  public:

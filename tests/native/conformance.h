@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/bytes.h"
+#include "checked_cargo.h"
 #include "conformance_options.h"
 #include "conformance_transport.h"
 
@@ -33,6 +34,9 @@ class CommunicatorSuite {
     CheckReduceScatterAndAllGather();
     CheckSegmentIsReusedAtOnce();
     CheckManyAtOnce();
+    for (const int64_t count : Counts()) CheckCargo(count);
+    if (options_.ordered) CheckOrderOfCargo();
+    CheckManyCargos();
     if (options_.averages) CheckAveragesOfHalves();
     CheckAllGatherV();
     CheckBroadcast();
@@ -279,6 +283,82 @@ class CommunicatorSuite {
       Expect(root == Bytes(3000, 'r'), what, "broadcast is wrong");
       Expect(blob == SetOfAll(), what, "union is wrong");
     }
+  }
+
+  // --- Cargos ---
+
+  std::shared_ptr<testing::CheckedCargo> MakeCargo(Bytes input) {
+    return std::make_shared<testing::CheckedCargo>(std::move(input), options_.write, options_.read);
+  }
+  void CheckResult(const reduce::Layout& layout, const testing::CheckedCargo& cargo,
+                   const Bytes& expected, const std::string& what) {
+    Expect(cargo.whole(), what, "not all was packed and unpacked");
+    const std::string difference =
+        Difference(layout, cargo.output.data(), expected.data(), {0, layout.nbytes()});
+    Expect(difference.empty(), what, difference);
+  }
+
+  void CheckCargo(int64_t count) {
+    const uint64_t seed = agreed_();
+    const auto layout = MixedLayout(count, seed, options_.averages);
+    const auto cargo = MakeCargo(Inputs(*layout, seed, rank_, halvings_));
+    const std::string what =
+        "allreduce of a cargo of every dtype, " + std::to_string(count) + " elements";
+    Await(comm_.AllReduceCargo(layout, cargo), what);
+    CheckResult(*layout, *cargo, Reduced(*layout, seed, size_, halvings_), what);
+  }
+
+  // The same bits as in a segment, whatever the chunks are.
+  void CheckOrderOfCargo() {
+    for (const int64_t count :
+         {int64_t{3}, options_.chunk_nbytes / 5 + 1, options_.chunk_nbytes + 7}) {
+      const uint64_t seed = agreed_();
+      const auto layout = FloatingLayout(count, seed, options_.averages);
+      std::vector<Bytes> inputs;
+      for (int r = 0; r < size_; ++r) inputs.push_back(RoundedInputs(*layout, seed, r));
+      const std::string what = "order of summation in a cargo of " + std::to_string(count);
+      const auto cargo = MakeCargo(inputs[rank_]);
+      Await(comm_.AllReduceCargo(layout, cargo), what);
+      CheckResult(*layout, *cargo, ReduceInOrder(*layout, inputs, NodeOf(), halvings_), what);
+      const auto segment = Alloc(layout->nbytes());
+      Write(*segment, 0, inputs[rank_]);
+      Await(comm_.AllReduce(*segment, 0, layout), what);
+      const Bytes same = Read(*segment, 0, layout->nbytes());
+      CheckResult(*layout, *cargo, same, what + ", against a segment");
+    }
+  }
+
+  // Several in flight, large ones, small ones and segments between them.
+  void CheckManyCargos() {
+    const std::string what = "many cargos at once";
+    for (int round = 0; round < 3; ++round) {
+      std::vector<comm::LayoutPtr> layouts;
+      std::vector<std::shared_ptr<testing::CheckedCargo>> cargos;
+      std::vector<Bytes> expected;
+      std::vector<comm::WorkPtr> works;
+      comm::SegmentPtr segment;
+      std::vector<Case> cases;
+      cases.reserve(1);
+      for (int i = 0; i < 9; ++i) {
+        const uint64_t seed = agreed_();
+        const int64_t count = i % 3 == 0 ? 1 : static_cast<int64_t>(seed >> 8) % (10 << i);
+        layouts.push_back(MixedLayout(count, seed, options_.averages));
+        cargos.push_back(MakeCargo(Inputs(*layouts.back(), seed, rank_, halvings_)));
+        expected.push_back(Reduced(*layouts.back(), seed, size_, halvings_));
+        works.push_back(comm_.AllReduceCargo(layouts.back(), cargos.back()));
+        if (i != 4) continue;
+        segment = Alloc(layouts.back()->nbytes());
+        cases.push_back(MakeCase(layouts.back(), *segment, 0, seed));
+        Write(*segment, 0, cases.back().input);
+        works.push_back(comm_.AllReduce(*segment, 0, layouts.back()));
+      }
+      AwaitAll(&works, what);
+      for (size_t i = 0; i < cargos.size(); ++i) {
+        CheckResult(*layouts[i], *cargos[i], expected[i], what + ", number " + std::to_string(i));
+      }
+      CheckCase(cases[0], what);
+    }
+    Expect(comm_.window_nbytes() >= 0, what, "window_nbytes is negative");
   }
 
   // See Note [Averages of halves]: 40000 must not overflow, 1e-7 must not vanish.

@@ -43,9 +43,11 @@ class FaultyTransport : public gradred::comm::Transport {
   bool TakePosted(gradred::comm::Message* message) override { return inner_.TakePosted(message); }
   void Progress() override { inner_.Progress(); }
   gradred::Doorbell& bell() override { return inner_.bell(); }
+  gradred::Doorbell* BellOf(int peer) override { return inner_.BellOf(peer); }
   bool MustPoll() const override { return faults_.longest_delay > 0 || inner_.MustPoll(); }
   void Abort(const gradred::Status& cause) override { inner_.Abort(cause); }
   int64_t moved_nbytes() const override { return inner_.moved_nbytes(); }
+  void ThrowIfAborted() override { inner_.ThrowIfAborted(); }
 
   int sends() const { return sends_; }  // so far
 

@@ -25,13 +25,19 @@ class RoutedTransport final : public Transport {
   bool TakePosted(Message* message) override;
   void Progress() override;
   Doorbell& bell() override { return near_->bell(); }
+  Doorbell* BellOf(int peer) override {
+    const int number = near_of_[static_cast<size_t>(peer)];
+    return number >= 0 ? near_->BellOf(number) : nullptr;
+  }
   bool MustPoll() const override {
     return near_->MustPoll() || (far_ != nullptr && far_->MustPoll());
   }
   void Abort(const Status& cause) override;
+  void ThrowIfAborted() override { near_->ThrowIfAborted(); }
   int64_t moved_nbytes() const override {
     return near_->moved_nbytes() + far_moved_.load(std::memory_order_relaxed);
   }
+  void CountMoved(int64_t nbytes) override { near_->CountMoved(nbytes); }
   // Bytes of the messages sent through `far`. Any thread.
   int64_t far_sent_nbytes() const { return far_sent_.load(std::memory_order_relaxed); }
 

@@ -77,6 +77,8 @@ class Transport {
   // Bytes of messages that have left this rank and come to it so far: grows as long as anything
   // moves, so a transfer is stuck only when this stands still. Any thread.
   virtual int64_t moved_nbytes() const = 0;
+  // By those who move the ranks' bytes in another way, in shared memory.
+  virtual void CountMoved(int64_t /*nbytes*/) {}
 
   // Moves messages; called by Poll of every Work, and by whoever waits.
   virtual void Progress() = 0;
@@ -84,6 +86,9 @@ class Transport {
   // Rung by every arrival that this transport can announce, and by anyone who wants the owner's
   // attention.
   virtual Doorbell& bell() = 0;
+  // The bell of `peer`, for those who leave it something in shared memory; null where it cannot be
+  // rung from here.
+  virtual Doorbell* BellOf(int peer) = 0;
   // False: every event that could finish a Work of this transport rings bell(), so the owner may
   // sleep on it for long. True: some unfinished Work needs polling (MPI), so sleep at most a
   // Backoff's time.
@@ -92,6 +97,8 @@ class Transport {
   // From now on every Work, pending and new, finishes with `cause`; the first cause stays. No call
   // reaches an outside library after it. Rings the bell.
   virtual void Abort(const Status& cause) = 0;
+  // Throws the cause after Abort: for Works that wait for something other than messages.
+  virtual void ThrowIfAborted() = 0;
 };
 constexpr int64_t kMaxDatagram = 4096;
 

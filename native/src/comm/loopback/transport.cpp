@@ -35,11 +35,12 @@ class LoopbackTransport : public Transport {
   bool TakePosted(Message* message) override;
   void Progress() override;
   Doorbell& bell() override { return bell_; }
+  Doorbell* BellOf(int) override { return nullptr; }
   bool MustPoll() const override { return false; }
   void Abort(const Status& cause) override;
   int64_t moved_nbytes() const override { return moved_.load(std::memory_order_relaxed); }
 
-  void ThrowIfAborted() const {
+  void ThrowIfAborted() override {
     if (!aborted_.load(std::memory_order_acquire)) return;
     throw Error(cause_);
   }
@@ -64,14 +65,14 @@ class LoopbackTransport : public Transport {
 // A send has finished when it has been copied.
 class SendWork : public Work {
  public:
-  explicit SendWork(const LoopbackTransport& transport) : transport_(transport) {}
+  explicit SendWork(LoopbackTransport& transport) : transport_(transport) {}
 
  private:
   bool Advance() override {
     transport_.ThrowIfAborted();
     return true;
   }
-  const LoopbackTransport& transport_;
+  LoopbackTransport& transport_;
 };
 
 class ReceiveWork : public Work {

@@ -222,6 +222,7 @@ class MpiTransport final : public Transport {
   }
 
   Doorbell& bell() override { return bell_; }
+  Doorbell* BellOf(int) override { return nullptr; }
 
   int64_t moved_nbytes() const override {
     return state_->moved_nbytes.load(std::memory_order_relaxed);
@@ -239,6 +240,7 @@ class MpiTransport final : public Transport {
     }
     bell_.Ring();
   }
+  void ThrowIfAborted() override { state_->ThrowIfAborted(); }
 
  private:
   void CheckPeer(int peer) const {

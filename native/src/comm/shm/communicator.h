@@ -17,8 +17,11 @@ struct ShmOptions {
   // Averages of halves are scaled by 2^-ceil(log2(scale_size)): the largest local size where nodes
   // differ; 0: the own size.
   int scale_size = 0;
-  int64_t block_nbytes = 64 << 10;  // reduced and pushed while in cache
-  int64_t poll_nbytes = 1 << 20;    // read by one Poll, so that other Works advance
+  int64_t block_nbytes = 64 << 10;   // reduced and pushed while in cache
+  int64_t poll_nbytes = 1 << 20;     // moved by one Poll, so that other Works advance
+  int64_t small_nbytes = 4096;       // what is reduced on the board, at most
+  int64_t chunk_nbytes = 128 << 10;  // of cargos, at most
+  int window_chunks = 4;             // chunks of cargos under way
 };
 
 // `members`: ranks of `transport` that run on this machine, in the communicator's rank order, the

@@ -90,10 +90,11 @@ class ShmTransport final : public Transport {
   void Progress() override;
   Doorbell& bell() override { return bell_; }
   bool MustPoll() const override { return false; }
+  Doorbell* BellOf(int peer) override { return &bells_[static_cast<size_t>(peer)]; }
   void Abort(const Status& cause) override;
   int64_t moved_nbytes() const override { return moved_.load(std::memory_order_relaxed); }
-
-  void ThrowIfAborted();
+  void CountMoved(int64_t nbytes) override { moved_.fetch_add(nbytes, std::memory_order_relaxed); }
+  void ThrowIfAborted() override;
 
  private:
   Peer& PeerAt(int peer, int64_t nbytes);
