@@ -61,6 +61,7 @@ def start(
     group_ends: Sequence[int],
     inputs: Sequence[np.ndarray | None],
     splits: Sequence[Sequence[int]] = ...,
+    outputs: Sequence[np.ndarray | None] = ...,
 ) -> Handle: ...
 def run(
     name: str,
@@ -69,6 +70,7 @@ def run(
     group_ends: Sequence[int],
     inputs: Sequence[np.ndarray | None],
     splits: Sequence[Sequence[int]] = ...,
+    outputs: Sequence[np.ndarray | None] = ...,
 ) -> list[_Result]: ...
 def timeline_now() -> int: ...
 def timeline_start(

@@ -10,7 +10,7 @@ import numpy as np
 from gradred._native import core
 from gradred.errors import InvalidArgument, Unsupported
 
-__all__ = ["DTYPES", "Input", "as_input"]
+__all__ = ["DTYPES", "Input", "as_input", "check_output"]
 
 # Element types that can be reduced, by NumPy's names.
 DTYPES = (
@@ -66,6 +66,29 @@ def as_input(value: Any, what: str) -> Input:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return Input(_contiguous(array), name)
+
+
+def check_output(out: Any, value: Input, what: str) -> None:
+    """Raises InvalidArgument unless the reduction of ``value`` can be written to ``out``.
+
+    ``what`` names the call.
+    """
+    where = f"{what}: out"
+    if not isinstance(out, np.ndarray):
+        raise InvalidArgument(f"{where}: expected a NumPy array, got {type(out).__name__}")
+    if out.dtype.name != value.dtype or not out.dtype.isnative:
+        raise InvalidArgument(
+            f"{where}: expected dtype {value.dtype} in the machine's byte order, got {out.dtype!r}"
+        )
+    if out.shape != value.array.shape:
+        raise InvalidArgument(f"{where}: expected shape {value.array.shape}, got {out.shape}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise InvalidArgument(f"{where}: expected a C-contiguous array that can be written")
+    in_place = out.ctypes.data == value.array.ctypes.data
+    if not in_place and np.may_share_memory(out, value.array):
+        raise InvalidArgument(
+            f"{where}: shares some of the input's memory: expected the input itself, or none of it"
+        )
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:

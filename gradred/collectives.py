@@ -1,7 +1,8 @@
 """Collectives on arrays.
 
 All take NumPy arrays, tensors with ``__dlpack__`` in host memory (PyTorch, JAX and others), and
-what ``numpy.asarray`` takes; results are fresh NumPy arrays. bfloat16 comes in as an array of
+what ``numpy.asarray`` takes; results are NumPy arrays of their own, in memory that earlier results
+have given back, or the array given as ``out``. bfloat16 comes in as an array of
 ``ml_dtypes.bfloat16`` or by DLPack, and goes out as the former, or as its bits in uint16 where that
 package is missing; a uint16 array is not taken for it. All are collective over the process set and
 wait for it; KeyboardInterrupt gets through. They are not differentiable; ``gradred.tensorflow`` has
@@ -23,7 +24,7 @@ import numpy as np
 
 from gradred import basics
 from gradred._native import core
-from gradred.arrays import Input, as_input
+from gradred.arrays import Input, as_input, check_output
 from gradred.errors import InvalidArgument
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp, native_name
@@ -42,6 +43,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     wire: str | None = None,
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Reduces an array over the ranks, element by element.
 
@@ -50,18 +52,22 @@ def allreduce(
     halves are accumulated in float32. prescale_factor multiplies before, postscale_factor after the
     reduction. wire: "none", "float16" or "bfloat16", the dtype that float32 and float64 travel in;
     None: the setting GRADRED_WIRE. What overflows there is counted: ``metrics().saturated``.
+    out: where the result goes: a C-contiguous, writable NumPy array of the input's shape and dtype,
+    the input itself (in place) or one that shares no memory with it. Ranks may differ in giving
+    one. After an error its contents are undefined, and they may change until the engine is done
+    with the call.
 
-    Returns: an array of the input's shape and dtype, equal on all ranks.
+    Returns: an array of the input's shape and dtype, equal on all ranks; ``out`` if given.
 
     Raises:
-        InvalidArgument: dtype, op or wire; a prescale_factor for an Average of int64; this rank is
-            no member of the process set.
+        InvalidArgument: dtype, op, wire or out; a prescale_factor for an Average of int64; this
+            rank is no member of the process set.
         Unsupported: Adasum; a tensor that is not in host memory.
         Mismatch: ranks differ in shape, dtype, op, factors or wire. The same on all ranks.
         Abandoned: another rank gave up. NotInitialized: before ``init()``.
     """
     return _reduce(
-        "allreduce", [array], op, name, prescale_factor, postscale_factor, process_set, wire
+        "allreduce", [array], op, name, prescale_factor, postscale_factor, process_set, wire, out
     )[0]
 
 
@@ -158,6 +164,7 @@ def _reduce(
     postscale: float,
     process_set: ProcessSet,
     wire: str | None,
+    out: np.ndarray | None = None,  # of the only array
 ) -> list[np.ndarray]:
     what = _what(operation, name)
     reduce_op = native_name(op, what)
@@ -170,6 +177,10 @@ def _reduce(
     if not isinstance(process_set, ProcessSet):
         raise InvalidArgument(f"{what}: process_set={process_set!r}: expected a ProcessSet")
     values = [as_input(array, what) for array in arrays]
+    outputs = []
+    if out is not None:
+        check_output(out, values[0], what)
+        outputs = [out]
     number = process_set.require_member(what)
     domain = name or _unnamed(operation, values, number)
     entries = []
@@ -181,7 +192,10 @@ def _reduce(
         if wire != "none" and value.dtype in ("float32", "float64"):
             entry["wire"] = wire
         entries.append(entry)
-    results = core.run(domain, number, entries, [], [value.array for value in values])
+    inputs = [value.array for value in values]
+    results = core.run(domain, number, entries, [], inputs, outputs=outputs)
+    if out is not None:
+        return [out]
     return [
         value.result(_present(result))
         for value, (result, _, _) in zip(values, results, strict=True)

@@ -29,6 +29,9 @@ class Metrics:
     communication_s: float  # sum over groups: start to end; process sets overlap
     packed_early: int  # tensors packed by the thread that brought them, before their group ran
     fusion_buffer_nbytes: int  # memory held for packing, of all process sets
+    pool_nbytes: int  # memory of large results: alive, or kept for the next ones
+    pool_fresh: int  # large results whose memory was new, since the process began
+    pool_reused: int  # large results in memory of earlier ones, since the process began
 
 
 def metrics() -> Metrics:

@@ -102,7 +102,10 @@ def reduce_members(
         submits.append(submit)
     joined = ops.gradred_join([begin, *(submit.ticket for submit in submits)])
     graph.run_independently(joined.op)
-    reduced = [ops.gradred_wait(submit.staged, joined) for submit in submits]
+    reduced = [
+        ops.gradred_wait(submit.staged, joined, position=position)
+        for position, submit in enumerate(submits)
+    ]
     return reduced, None
 
 

@@ -1,7 +1,6 @@
 #include "arrays.h"
 
-#include <cstdlib>
-#include <new>
+#include "base/page_pool.h"
 
 namespace gradred::bindings {
 namespace {
@@ -92,13 +91,12 @@ py::tuple FromDlpack(const py::capsule& capsule) {
 }  // namespace
 
 std::shared_ptr<Buffer> Buffer::Make(int64_t nbytes) {
-  const int64_t rounded = reduce::AlignUp(nbytes > 0 ? nbytes : 1);
-  void* data = std::aligned_alloc(reduce::kAlign, rounded);
+  void* data = PagePool::The().Take(nbytes);
   if (data == nullptr) return nullptr;
-  return std::shared_ptr<Buffer>(new Buffer(data));
+  return std::shared_ptr<Buffer>(new Buffer(data, nbytes));
 }
 
-Buffer::~Buffer() { std::free(data_); }
+Buffer::~Buffer() { PagePool::The().Give(data_, nbytes_); }
 
 py::dtype NumpyType(DType dtype) {
   return py::dtype(dtype == DType::kBfloat16 ? "uint16" : DTypeName(dtype));

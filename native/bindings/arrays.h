@@ -9,7 +9,7 @@
 
 namespace gradred::bindings {
 
-// Made and filled without the GIL, seen by Python as an array.
+// Made and filled without the GIL, seen by Python as an array. From the pool of pages.
 class Buffer {
  public:
   // Null when there is no memory.
@@ -20,8 +20,9 @@ class Buffer {
   void* data() { return data_; }
 
  private:
-  explicit Buffer(void* data) : data_(data) {}
-  void* data_;
+  Buffer(void* data, int64_t nbytes) : data_(data), nbytes_(nbytes) {}
+  void* const data_;
+  const int64_t nbytes_;
 };
 
 // NumPy's type with the same bytes: uint16 for bfloat16.

@@ -60,6 +60,9 @@ py::dict MetricsDict(const engine::Metrics& m) {
   d["communication_s"] = m.communication_s;
   d["packed_early"] = m.packed_early;
   d["fusion_buffer_nbytes"] = m.fusion_buffer_nbytes;
+  d["pool_nbytes"] = m.pool_nbytes;
+  d["pool_fresh"] = m.pool_fresh;
+  d["pool_reused"] = m.pool_reused;
   return d;
 }
 

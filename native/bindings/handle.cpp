@@ -1,4 +1,4 @@
-// Batches of the neutral API: arrays in, fresh arrays out.
+// Batches of the neutral API: arrays in; arrays out, fresh ones or the caller's.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -34,8 +34,8 @@ struct Flight {
 };
 using FlightPtr = std::shared_ptr<Flight>;
 
-// Inputs whose handle went away before the engine was done with them; freed, under the GIL, when a
-// later batch starts.
+// Inputs and outputs whose handle went away before the engine was done with them; freed, under the
+// GIL, when a later batch starts.
 struct Orphan {
   FlightPtr flight;
   std::vector<py::object> inputs;
@@ -63,12 +63,13 @@ int64_t CountOf(const engine::Shape& shape) {
 
 bool OutputKnown(Op op) { return op == Op::kAllReduce || op == Op::kBroadcast; }
 
-// Memory of an input; throws kInvalidArgument when it does not fit its entry.
-const void* InputData(const EntrySpec& entry, const py::object& input) {
-  const std::string where = std::string(engine::OpName(entry.op)) + " of '" + entry.label + "': ";
-  if (!py::isinstance<py::array>(input))
+// The array of an input or output; throws kInvalidArgument when it does not fit its entry.
+py::array ArrayOf(const EntrySpec& entry, const py::object& object, const char* what) {
+  const std::string where =
+      std::string(engine::OpName(entry.op)) + " of '" + entry.label + "': " + what + ": ";
+  if (!py::isinstance<py::array>(object))
     throw Error(Kind::kInvalidArgument, where + "expected a NumPy array");
-  const auto array = py::reinterpret_borrow<py::array>(input);
+  const auto array = py::reinterpret_borrow<py::array>(object);
   if ((array.flags() & py::array::c_style) == 0) {
     throw Error(Kind::kInvalidArgument, where + "expected a C-contiguous array");
   }
@@ -77,21 +78,34 @@ const void* InputData(const EntrySpec& entry, const py::object& input) {
     throw Error(Kind::kInvalidArgument, where + "expected " + std::to_string(expected) +
                                             " bytes, got " + std::to_string(array.nbytes()));
   }
-  return array.data();
+  return array;
+}
+
+const void* InputData(const EntrySpec& entry, const py::object& input) {
+  return ArrayOf(entry, input, "input").data();
+}
+
+void* OutputData(const EntrySpec& entry, const py::object& output) {
+  if (!OutputKnown(entry.op))
+    throw Error(Kind::kInvalidArgument, std::string(engine::OpName(entry.op)) + " of '" +
+                                            entry.label + "' makes its own output");
+  return ArrayOf(entry, output, "output").mutable_data();  // throws when it is not writable
 }
 
 class Handle {
  public:
   Handle(DomainSpecPtr spec, std::vector<py::object> inputs,
-         std::vector<std::vector<int64_t>> splits)
+         std::vector<std::vector<int64_t>> splits, std::vector<py::object> outputs)
       : spec_(std::move(spec)),
         inputs_(std::move(inputs)),
+        outputs_(std::move(outputs)),
         flight_(std::make_shared<Flight>(spec_->entries.size())) {
     if (inputs_.size() != spec_->entries.size()) {
       throw Error(Kind::kInvalidArgument, "'" + spec_->name + "': expected " +
                                               std::to_string(spec_->entries.size()) +
                                               " inputs, got " + std::to_string(inputs_.size()));
     }
+    outputs_.resize(inputs_.size(), py::none());
     submissions_.resize(inputs_.size());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       Prepare(i, &submissions_[i]);
@@ -118,7 +132,9 @@ class Handle {
   }
 
   ~Handle() {
-    if (launched_ && !flight_->Done()) Orphans().push_back({flight_, std::move(inputs_)});
+    if (!launched_ || flight_->Done()) return;
+    inputs_.insert(inputs_.end(), outputs_.begin(), outputs_.end());
+    Orphans().push_back({flight_, std::move(inputs_)});
   }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -166,7 +182,9 @@ class Handle {
     const EntrySpec& entry = spec_->entries[i];
     submission->absent = inputs_[i].is_none() && entry.op != Op::kBarrier;
     if (!inputs_[i].is_none()) submission->input = InputData(entry, inputs_[i]);
-    if (OutputKnown(entry.op)) {
+    if (!outputs_[i].is_none()) {
+      submission->output = OutputData(entry, outputs_[i]);
+    } else if (OutputKnown(entry.op)) {
       const int64_t nbytes = CountOf(entry.shape) * DTypeSize(entry.dtype);
       flight_->outputs[i] = Buffer::Make(nbytes);
       if (!flight_->outputs[i]) {
@@ -190,7 +208,7 @@ class Handle {
 
   py::tuple Output(size_t i) const {
     const engine::Result& result = flight_->results[i];
-    py::object array = py::none();
+    py::object array = outputs_[i];
     if (flight_->outputs[i]) {
       const EntrySpec& entry = spec_->entries[i];
       array = WrapBuffer(flight_->outputs[i], entry.dtype,
@@ -200,7 +218,7 @@ class Handle {
   }
 
   DomainSpecPtr spec_;
-  std::vector<py::object> inputs_;
+  std::vector<py::object> inputs_, outputs_;  // an output that is None: a fresh array
   FlightPtr flight_;
   std::vector<engine::Submission> submissions_;
   std::weak_ptr<engine::Engine> engine_;
@@ -212,19 +230,20 @@ using Splits = std::vector<std::vector<int64_t>>;
 
 std::unique_ptr<Handle> Start(const std::string& name, int process_set, const py::list& entries,
                               std::vector<int> group_ends, std::vector<py::object> inputs,
-                              Splits splits) {
+                              Splits splits, std::vector<py::object> outputs) {
   FreeOrphans();
   auto handle =
       std::make_unique<Handle>(MakeSpec(name, process_set, entries, std::move(group_ends)),
-                               std::move(inputs), std::move(splits));
+                               std::move(inputs), std::move(splits), std::move(outputs));
   handle->Launch();
   return handle;
 }
 
 py::list Run(const std::string& name, int process_set, const py::list& entries,
-             std::vector<int> group_ends, std::vector<py::object> inputs, Splits splits) {
+             std::vector<int> group_ends, std::vector<py::object> inputs, Splits splits,
+             std::vector<py::object> outputs) {
   const auto handle = Start(name, process_set, entries, std::move(group_ends), std::move(inputs),
-                            std::move(splits));
+                            std::move(splits), std::move(outputs));
   try {
     return handle->Wait(std::nullopt);
   } catch (
@@ -243,7 +262,8 @@ void BindHandle(py::module_& m) {
       .def("abandon", &Handle::Abandon, py::arg("reason"));
   const auto arguments = [&m](const char* name, auto function) {
     m.def(name, function, py::arg("name"), py::arg("process_set"), py::arg("entries"),
-          py::arg("group_ends"), py::arg("inputs"), py::arg("splits") = Splits{});
+          py::arg("group_ends"), py::arg("inputs"), py::arg("splits") = Splits{},
+          py::arg("outputs") = std::vector<py::object>{});
   };
   arguments("start", &Start);
   arguments("run", &Run);

@@ -148,6 +148,11 @@ void Call::Wait(Waiter waiter) {
   waiter(failure);
 }
 
+SharedTensor Call::TakeReplacement(int position) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(members_[position].replacement, nullptr);
+}
+
 void Call::Finish(int position, const engine::Result& result) {
   std::vector<Waiter> waiters;
   Staged staged;
@@ -157,6 +162,7 @@ void Call::Finish(int position, const engine::Result& result) {
     if (failure_.ok()) failure_ = result.status;
     // Given back before consumers run: a buffer that only they refer to can be reused by them.
     staged = std::exchange(members_[position].staged, {});
+    if (staged.replaced) members_[position].replacement = std::move(staged.output);
     if (--unfinished_ == 0) waiters.swap(waiters_);
     failure = failure_;
   }

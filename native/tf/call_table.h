@@ -46,9 +46,10 @@ struct CallKey {
 
 // What a Submit hands over: TensorFlow's tensors, held until the engine is done with them.
 struct Staged {
-  SharedTensor output;  // the result will be here
-  SharedTensor input;   // null: `output` holds the input
-  bool absent = false;  // no gradient on this rank
+  SharedTensor output;    // the result will be here
+  bool replaced = false;  // `output` is not what Submit emitted: Wait emits it
+  SharedTensor input;     // null: `output` holds the input
+  bool absent = false;    // no gradient on this rank
 };
 
 class Call : public std::enable_shared_from_this<Call> {
@@ -70,6 +71,8 @@ class Call : public std::enable_shared_from_this<Call> {
   // `waiter` runs once, here or on the engine's completion thread, when all results are there.
   // After Submit. See Note [All or nothing]
   void Wait(Waiter waiter);
+  // From a waiter, once: what to emit in place of the staged tensor; null: that one.
+  SharedTensor TakeReplacement(int position);
   // The others learn that this rank will not submit the rest.
   void Abandon(const std::string& reason);
 
@@ -77,6 +80,7 @@ class Call : public std::enable_shared_from_this<Call> {
   struct Member {
     bool submitted = false;
     Staged staged;
+    SharedTensor replacement;
   };
   using Ready = std::vector<std::pair<int, engine::Submission>>;  // by place in the batch
 

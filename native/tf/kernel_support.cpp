@@ -4,6 +4,7 @@
 #include <future>
 
 #include "base/log.h"
+#include "base/page_pool.h"
 
 namespace gradred::tf {
 
@@ -23,8 +24,10 @@ engine::Shape ShapeOf(const TF_Tensor* tensor) {
   return shape;
 }
 
-DType DTypeOf(const TF_Tensor* tensor) {
-  switch (TheApi().TensorType(tensor)) {
+DType DTypeOf(const TF_Tensor* tensor) { return DTypeOf(TheApi().TensorType(tensor)); }
+
+DType DTypeOf(TF_DataType type) {
+  switch (type) {
     case TF_BOOL:
       return DType::kBool;
     case TF_UINT8:
@@ -50,8 +53,7 @@ DType DTypeOf(const TF_Tensor* tensor) {
   }
   throw Error(
       Kind::kInvalidArgument,
-      "a tensor of TensorFlow's type number " +
-          std::to_string(static_cast<unsigned>(TheApi().TensorType(tensor))) +
+      "a tensor of TensorFlow's type number " + std::to_string(static_cast<unsigned>(type)) +
           "; supported are bool, uint8, int8 to int64, float16, bfloat16, float32, float64");
 }
 
@@ -65,6 +67,33 @@ TensorPtr Input(TF_OpKernelContext* context, int index) {
 
 int64_t ScalarInput(TF_OpKernelContext* context, int index) {
   return *static_cast<const int64_t*>(TheApi().TensorData(Input(context, index).get()));
+}
+
+TensorPtr NewPooledTensor(TF_DataType type, const engine::Shape& shape, int64_t nbytes) {
+  if (nbytes < PagePool::kLeast) return nullptr;
+  void* data = PagePool::The().Take(nbytes);
+  if (data == nullptr) return nullptr;
+  const auto release = [](void* pages, size_t size, void*) {
+    PagePool::The().Give(pages, static_cast<int64_t>(size));
+  };
+  return TensorPtr(TheApi().NewTensor(type, shape.data(), static_cast<int>(shape.size()), data,
+                                      static_cast<size_t>(nbytes), release, nullptr));
+}
+
+TensorPtr NewOutput(TF_OpKernelContext* context, int index, TF_DataType type,
+                    const engine::Shape& shape) {
+  int64_t nbytes = DTypeSize(DTypeOf(type));
+  for (int64_t d : shape) nbytes *= d;
+  TfStatus status;
+  TensorPtr output = NewPooledTensor(type, shape, nbytes);
+  if (output != nullptr)
+    TheApi().SetOutput(context, index, output.get(), status);
+  else
+    output.reset(TheApi().AllocateOutput(context, index, type, shape.data(),
+                                         static_cast<int>(shape.size()),
+                                         static_cast<size_t>(nbytes), status));
+  status.ThrowIfError();
+  return output;
 }
 
 namespace {

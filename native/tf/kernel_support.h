@@ -36,8 +36,16 @@ using SharedTensor = std::shared_ptr<TF_Tensor>;
 void* DataOf(const TF_Tensor* tensor);  // not null, also without elements
 engine::Shape ShapeOf(const TF_Tensor* tensor);
 DType DTypeOf(const TF_Tensor* tensor);  // throws kInvalidArgument for a type without a counterpart
+DType DTypeOf(TF_DataType type);
 TensorPtr Input(TF_OpKernelContext* context, int index);
 int64_t ScalarInput(TF_OpKernelContext* context, int index);
+
+// An output whose contents are to be written. Large ones are of pages that have been touched
+// before, which TensorFlow's own allocator does not have.
+TensorPtr NewOutput(TF_OpKernelContext* context, int index, TF_DataType type,
+                    const engine::Shape& shape);
+// A tensor of such pages, or null: too small to be worth it, or out of memory.
+TensorPtr NewPooledTensor(TF_DataType type, const engine::Shape& shape, int64_t nbytes);
 
 // The op fails with "gradred <Kind>: <message>" and the code of TensorFlow nearest to the kind.
 void Fail(TF_OpKernelContext* context, const Status& status);

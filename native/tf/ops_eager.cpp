@@ -35,7 +35,8 @@ class Run {
   Run(TF_OpKernelContext* context, Done done)
       : context_(context), done_(std::move(done)), present_(TheApi().NumInputs(context)) {}
 
-  // Inputs, and outputs where their shapes are known.
+  // Inputs, and outputs where their shapes are known. No output reuses an input: eager mode has no
+  // temporaries, and what is broadcast or gathered in a graph is mostly a variable.
   void Prepare(const engine::DomainSpec& spec, const std::set<int>& absent) {
     const int n = static_cast<int>(present_.size());
     if (n != static_cast<int>(spec.entries.size()))
@@ -51,14 +52,8 @@ class Run {
     outputs_.resize(n);
     for (int i = 0; i < n; ++i) {
       if (!HasShapeOfInput(spec.entries[i].op)) continue;
-      inputs_[i].reset();  // our own reference would forbid the reuse of the buffer
-      int forwarded = -1;
-      TfStatus status;
-      outputs_[i].reset(TheApi().ForwardInputOrAllocateOutput(context_, &i, 1, i, shapes_[i].data(),
-                                                              static_cast<int>(shapes_[i].size()),
-                                                              &forwarded, status));
-      status.ThrowIfError();
-      if (forwarded != i && absent.count(i) == 0) inputs_[i] = Input(context_, i);
+      outputs_[i] = NewOutput(context_, i, TheApi().TensorType(inputs_[i].get()), shapes_[i]);
+      if (absent.count(i) > 0) inputs_[i].reset();
     }
   }
 
@@ -74,7 +69,7 @@ class Run {
         return self->Allocate(i, shape);
       };
     }
-    if (!absent) submission.input = inputs_[i] ? DataOf(inputs_[i].get()) : submission.output;
+    if (!absent) submission.input = DataOf(inputs_[i].get());
     submission.done = [self, i](const engine::Result& result) { self->Finish(i, result); };
     return submission;
   }
@@ -86,14 +81,13 @@ class Run {
   }
 
   void* Allocate(int i, const engine::Shape& shape) {
-    const TF_Tensor* input = inputs_[i].get();
-    size_t nbytes = DTypeSize(DTypeOf(input));
-    for (int64_t d : shape) nbytes *= static_cast<size_t>(d);
     std::lock_guard<std::mutex> lock(mutex_);
-    TfStatus status;
-    outputs_[i].reset(TheApi().AllocateOutput(context_, i, TheApi().TensorType(input), shape.data(),
-                                              static_cast<int>(shape.size()), nbytes, status));
-    return status.ok() ? DataOf(outputs_[i].get()) : nullptr;
+    try {
+      outputs_[i] = NewOutput(context_, i, TheApi().TensorType(inputs_[i].get()), shape);
+      return DataOf(outputs_[i].get());
+    } catch (const Error&) {
+      return nullptr;  // the engine says of what
+    }
   }
 
   void Finish(int i, const engine::Result& result) {
@@ -127,7 +121,7 @@ class Run {
 
   TF_OpKernelContext* const context_;
   const Done done_;
-  std::vector<TensorPtr> inputs_, outputs_;  // inputs_[i] null: the output holds the input
+  std::vector<TensorPtr> inputs_, outputs_;
   std::vector<engine::Shape> shapes_;
   std::mutex mutex_;
   std::vector<int> present_;

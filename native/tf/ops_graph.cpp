@@ -39,7 +39,8 @@ void* CreateSubmit(TF_OpKernelConstruction* construction) {
 void DestroySubmit(void* kernel) { delete static_cast<SubmitKernel*>(kernel); }
 
 // Output 0 becomes the buffer that the engine works in: the gradient's own when TensorFlow says
-// that nobody else reads it.
+// that nobody else reads it. If not, the engine works in touched pages, and what TensorFlow has
+// allocated is never written, so it costs next to nothing.
 Staged Stage(TF_OpKernelContext* context, bool absent) {
   TensorPtr input = Input(context, 0);
   const engine::Shape shape = ShapeOf(input.get());
@@ -53,7 +54,14 @@ Staged Stage(TF_OpKernelContext* context, bool absent) {
   status.ThrowIfError();
   staged.output = SharedTensor(output, DeleteTensor());
   staged.absent = absent;
-  if (forwarded != 0 && !absent) staged.input = SharedTensor(Input(context, 0));
+  if (forwarded == 0) return staged;
+  int64_t nbytes = DTypeSize(DTypeOf(output));
+  for (int64_t d : shape) nbytes *= d;
+  if (TensorPtr pooled = NewPooledTensor(TheApi().TensorType(output), shape, nbytes)) {
+    staged.output = std::move(pooled);
+    staged.replaced = true;
+  }
+  if (!absent) staged.input = SharedTensor(Input(context, 0));
   return staged;
 }
 
@@ -72,14 +80,22 @@ void Join(void*, TF_OpKernelContext* context) {
   EmitHandle(context, 0, call->id(), [](int64_t id) { CallTable::The().DropJoined(id); });
 }
 
-void Wait(void*, TF_OpKernelContext* context, Done done) {
+void* CreateWait(TF_OpKernelConstruction* construction) {
+  return new int(static_cast<int>(IntAttr(construction, "position")));
+}
+void DestroyWait(void* kernel) { delete static_cast<int*>(kernel); }
+
+void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
   const CallPtr call = CallTable::The().Find(ScalarInput(context, 1));
-  call->Wait([context, done = std::move(done)](const Status& failure) {
+  const int position = *static_cast<const int*>(kernel);
+  // The callback is the call's, so it holds no reference to it.
+  call->Wait([context, position, call = call.get(), done = std::move(done)](const Status& failure) {
     try {
       ThrowIfError(failure);
-      const TensorPtr staged = Input(context, 0);
+      SharedTensor reduced = call->TakeReplacement(position);
+      if (reduced == nullptr) reduced = Input(context, 0);
       TfStatus status;
-      TheApi().SetOutput(context, 0, staged.get(), status);
+      TheApi().SetOutput(context, 0, reduced.get(), status);
       status.ThrowIfError();
     } catch (...) {
       Fail(context, CurrentException());
@@ -154,13 +170,13 @@ const std::vector<OpDefinition>& GraphOps() {
        &Join,
        nullptr},
       {"GradredWait",
-       {kTensorType},
+       {kTensorType, "position: int"},
        {"staged: T", "joined: int64"},
        {"reduced: T"},
        /*stateful=*/false,
        &ShapeOfInput,
-       nullptr,
-       nullptr,
+       &CreateWait,
+       &DestroyWait,
        nullptr,
        &Wait},
   };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/page_pool.h"
 #include "base/timeline.h"
 
 namespace gradred::engine {
@@ -166,6 +167,7 @@ void ControlLoop::Watch(Nanos now) {
   side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice, -1); },
               [this, now](const WhoLacks& question) { stalls_.OnQuestion(question, sets_, now); },
               [this](const ILack& answer) { stalls_.OnAnswer(answer); }});
+  PagePool::The().Trim(now);
   if (faulty_) return;
   if (const std::optional<Status> lost = world_.CheckPeers())
     OnNotice({world_.topology().rank, lost->kind(), lost->message()}, -1);

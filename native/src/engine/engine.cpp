@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/page_pool.h"
 #include "engine/completions.h"
 #include "engine/control_loop.h"
 #include "engine/data_loop.h"
@@ -186,6 +187,7 @@ class Engine::Impl {
     control_->JoinThread();  // nothing uses the transports any more
     data_.JoinThread();
     world_->Close();
+    PagePool::The().Release();
   }
 
   void Fault(const Status& cause) { control_->Fault(cause); }
@@ -280,7 +282,14 @@ int Engine::Join() { return impl_->Join(); }
 void Engine::Shutdown(const std::string& reason) { impl_->Shutdown(reason); }
 void Engine::Abort(const Status& cause) { impl_->Fault(cause); }
 Status Engine::failure() const { return impl_->Failure(); }
-Metrics Engine::metrics() const { return impl_->metrics_->Read(); }
+Metrics Engine::metrics() const {
+  Metrics metrics = impl_->metrics_->Read();
+  const PagePool::Stats pool = PagePool::The().stats();
+  metrics.pool_nbytes = pool.used_nbytes + pool.idle_nbytes;
+  metrics.pool_fresh = pool.fresh;
+  metrics.pool_reused = pool.reused;
+  return metrics;
+}
 
 std::string Engine::DescribePlan(const std::string& domain) const {
   const DomainSpecPtr spec = FindSpec(domain);

@@ -35,6 +35,9 @@ struct Metrics {
   double communication_s = 0;  // data loop busy with groups
   int64_t packed_early = 0;    // members packed by the thread that submitted them
   int64_t fusion_buffer_nbytes = 0;
+  // Of the process's pool of pages: memory of large results, alive or kept for the next ones; how
+  // many were of fresh pages, and how many of pages touched before.
+  int64_t pool_nbytes = 0, pool_fresh = 0, pool_reused = 0;
 };
 
 class Batch;  // one pass over a domain, on this rank
