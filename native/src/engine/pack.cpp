@@ -118,7 +118,8 @@ void UnpackElements(const EntrySpec& entry, const MemberPlan& member, void* outp
     if (entry.reduce_op == ReduceOp::kAverage)
       scale *= IsHalf(member.wire) ? average_residual : 1.0 / set_size;
     reduce::Convert(to, entry.dtype, at, member.wire, count, scale,
-                    IsHalf(member.wire) ? counts : nullptr);
+                    IsHalf(member.wire) ? counts : nullptr,
+                    reduce::StoresFor(member.count * DTypeSize(entry.dtype)));
     return;
   }
   if (entry.postscale != 1.0)
