@@ -16,6 +16,12 @@ _ROOT = Path(__file__).parents[2]
 # Name of the script -> its smallest use, and what it needs.
 SCRIPTS = {
     "allreduce": ("--contestants gradred,mpi,copy", "mpi4py"),
+    "hierarchical": ("", "mpi4py"),
+    "memory": ("", "numpy"),
+    "negotiation": ("", "mpi4py"),
+    "overlap": ("", "tensorflow"),
+    "step": ("", "tensorflow"),
+    "train": ("", "tensorflow"),
 }
 
 

@@ -1,0 +1,144 @@
+"""Training: images a second against independent processes, and what communication costs.
+
+python benchmarks/train.py --out benchmarks/results/train.json
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import contestants
+from bench import chart
+from bench.job import JobError, Jobs, alternate
+from bench.report import Report, Target, arguments, table
+
+PEERS = {
+    "independent": ("none", {}),
+    "gradred": ("gradred", {}),
+    "null": ("gradred", {"GRADRED_NULL": "1"}),
+    "horovod": ("horovod", {}),
+    "tuned": ("horovod", contestants.KINDS["tuned"].env),
+}
+# Seconds that one block of steps should take.
+NETWORKS = {"dense": 0.5, "wide": 2.0, "diffraction": 1.0}
+
+
+def start(jobs: Jobs, ranks: int, report: Report) -> list[str]:
+    names = []
+    for name, (library, env) in PEERS.items():
+        if library == "horovod" and not contestants.available("horovod"):
+            report.note(f"{name}: not installed here (make peers)")
+            continue
+        jobs.start(name, ranks, env, "local" if library == "none" else "auto")
+        try:
+            with jobs.turn(name) as job:
+                job.call("programs.begin", library=library)
+        except JobError as error:
+            report.note(f"{name}: does not start: {error}")
+            jobs.end(name)
+            continue
+        names.append(name)
+    return names
+
+
+def step_s(block: list[Any]) -> float:
+    """Seconds a step of a block, over the ranks: the mean, since images a second add up."""
+    rates = [len(rank["times_s"]) / sum(rank["times_s"]) for rank in block]
+    return 1 / statistics.mean(rates)
+
+
+def one(jobs: Jobs, names: list[str], network: str, options: Any) -> dict[str, list[float]]:
+    """Seconds a step in each block, name -> blocks."""
+    for name in names:
+        with jobs.turn(name) as job:
+            job.call("programs.build", 300, key="net", kind="network", name=network)
+
+    def block(name: str, iterations: int) -> list[Any]:
+        # No barriers: ranks drift apart as they do in training.
+        with jobs.turn(name) as job:
+            return job.call(
+                "programs.run", 300, key="net", iterations=iterations, warmup=2, together=False
+            )
+
+    trial = {name: step_s(block(name, 5)) for name in names}
+    wished = options.block_s or NETWORKS[network]
+    iterations = max(2 if options.quick else 8, int(wished / min(trial.values())))
+    found = alternate(names, options.rounds, lambda name: block(name, iterations))
+    for name in names:
+        with jobs.turn(name) as job:
+            job.call("programs.forget", key="net")
+    return {name: [step_s(b) for b in blocks] for name, blocks in found.items()}
+
+
+def report_network(
+    report: Report, network: str, facts: dict[str, float], found: dict[str, list[float]], ranks: int
+) -> None:
+    step = {name: statistics.median(times) for name, times in found.items()}
+    null = step["null"]
+    rows = []
+    for name, seconds in step.items():
+        images = ranks * facts["batch"] / seconds
+        # Paired by block: the machine changes slowly.
+        pairs = zip(found["independent"], found[name], strict=True)
+        share = statistics.median(alone / ours for alone, ours in pairs)
+        cost = statistics.median(
+            ours - nothing for nothing, ours in zip(found["null"], found[name], strict=True)
+        )
+        report.rows.append(
+            {
+                "network": network,
+                "contestant": name,
+                "step_s": seconds,
+                "images_per_second": images,
+                "of_independent": share,
+                "cost_s": cost,
+                "steps_s": found[name],
+                **facts,
+            }
+        )
+        cells = [f"{seconds * 1e3:.2f} ms", f"{images:.1f}", f"{share:.3f}"]
+        rows.append([name, *cells, f"{cost * 1e3:.2f} ms", f"{100 * cost / null:.1f} %"])
+    head = [f"{network}, {facts['nbytes'] / 1e6:.1f} MB of gradients", "step", "images/s"]
+    head += ["of independent", "cost", "of the step"]
+    print("\n" + table(head, rows), flush=True)
+    mine = next(r for r in report.rows if (r["network"], r["contestant"]) == (network, "gradred"))
+    if network == "dense":
+        what = "dense network: 1 - images/s over independent processes"
+        report.targets.append(Target(what, 1 - mine["of_independent"], 0.02))
+    if network == "wide":
+        what = "50 MB network: cost of communication in the step"
+        note = f"{null * 1e3:.0f} ms a step without communication"
+        report.targets.append(Target(what, 100 * mine["cost_s"] / null, 2.0, "%", note))
+    for peer in ("horovod", "tuned"):
+        if peer in step:
+            ratio = step["gradred"] / step[peer]
+            report.targets.append(Target(f"{network}: step over {peer}", ratio, 1.0))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__.split("\n", 1)[0])
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--block-s", type=float, help="seconds a block")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.networks, options.rounds, options.block_s = "dense", 1, 0.01
+    report = Report("train", dict(vars(options)))
+    bars: dict[str, float] = {}
+    with Jobs() as jobs:
+        names = start(jobs, options.ranks, report)
+        for network in options.networks.split(","):
+            with jobs.turn("independent") as job:
+                facts = job.call("programs.network_facts", name=network)[0]
+            found = one(jobs, names, network, options)
+            report_network(report, network, facts, found, options.ranks)
+            for row in report.rows:
+                if row["network"] == network and row["contestant"] != "independent":
+                    bars[f"{network}: {row['contestant']}"] = row["of_independent"]
+    report.picture = chart.bars("images a second, as a share of independent processes", "", bars)
+    report.write(options.out)
+
+
+if __name__ == "__main__":
+    main()
