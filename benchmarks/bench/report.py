@@ -96,6 +96,7 @@ class Report:
             "benchmark": self.name,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "commit": commit(),
+            "library": library(),
             "machine": machine(),
             "versions": versions(),
             "environment": {k: v for k, v in os.environ.items() if k.startswith("GRADRED_")},
@@ -119,6 +120,14 @@ def commit() -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+def library() -> str:
+    """Where gradred is loaded from: "gradred" is the source tree that ``commit`` names."""
+    import gradred
+
+    folder = Path(gradred.__file__).parent
+    return os.path.relpath(folder, _ROOT) if folder.is_relative_to(_ROOT) else str(folder)
 
 
 def machine() -> dict[str, Any]:

@@ -19,9 +19,10 @@ SCRIPTS = {
     "hierarchical": ("", "mpi4py"),
     "memory": ("", "numpy"),
     "negotiation": ("", "mpi4py"),
-    "overlap": ("", "tensorflow"),
-    "step": ("", "tensorflow"),
-    "train": ("", "tensorflow"),
+    # One rank: TensorFlow takes seconds to start.
+    "overlap": ("--ranks 1 --parts work,brute", "tensorflow"),
+    "step": ("--ranks 1", "tensorflow"),
+    "train": ("--ranks 1", "tensorflow"),
 }
 
 

@@ -78,6 +78,6 @@ def test_links(page: Path) -> None:
 @pytest.mark.parametrize("page", _PAGES, ids=lambda p: str(p.relative_to(_ROOT)))
 def test_named_files_exist(page: Path) -> None:
     """Paths in backquotes that start with a folder of the repository."""
-    folders = "native|gradred|tests|docs|examples"
+    folders = "native|gradred|tests|docs|examples|benchmarks"
     for name in re.findall(rf"`((?:{folders})/[\w./-]*\w)`", page.read_text()):
         assert (_ROOT / name).exists(), f"{page.name}: {name}"
