@@ -120,8 +120,8 @@ def _domain_lines(name: str, domain: _Domain, ranks: int) -> list[str]:
     if reduces > 0:
         hidden = 100 * (1 - exposed / reduces)
         lines.append(
-            f"  communication: mean {_us(reduces / len(whole))} a step, {hidden:.0f} % of it before "
-            "the last submit (hidden)"
+            f"  communication: mean {_us(reduces / len(whole))} a step, {hidden:.0f} % of it "
+            "before the last submit (hidden)"
         )
     nbytes = sum(domain.group_nbytes.values())
     lines.append(f"  bytes: {nbytes} a step in {len(domain.group_nbytes)} groups")
