@@ -114,7 +114,8 @@ def problems(trace: Trace) -> list[str]:
         key = (event["name"], event["id2"]["local"])
         is_open = phases.get(key) == "b"
         if is_open == (event["ph"] == "b"):
-            batch = f"'{event['name']}' of batch {event['args']['batch']}"
+            of = f" of batch {event['args']['batch']}" if "batch" in event.get("args", {}) else ""
+            batch = f"'{event['name']}'{of}"
             found.append(f"{batch} {'begins twice' if is_open else 'ends but did not begin'}")
         phases[key] = event["ph"]
     if trace.lost or not trace.complete:

@@ -106,10 +106,12 @@ class Interval:
 
 
 def intervals(events: Sequence[Event]) -> Iterator[Interval]:
-    """The phases that began and ended, in the order of their ends."""
+    """The phases of batches and groups that began and ended, in the order of their ends."""
     opened: dict[tuple[str, str], Event] = {}
     for event in events:
         key = (event["name"], event.get("id2", {}).get("local", ""))
+        if event.get("cat") == "stage":
+            continue
         if event["ph"] == "b":
             opened[key] = event
         elif event["ph"] == "e" and key in opened:

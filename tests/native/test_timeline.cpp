@@ -7,8 +7,8 @@
 #include <random>
 #include <thread>
 
-#include "base/timeline.h"
 #include "base/status.h"
+#include "base/timeline.h"
 #include "base/timeline_file.h"
 #include "testing.h"
 
@@ -200,6 +200,11 @@ TEST(EventsOfThreadsAndDomainsAreWritten) {
     phase.shape = shape;
     Push(phase);
   }
+  Stage stage;
+  stage.Enter("chunk", 64);
+  stage.Enter("more");
+  stage.End();
+  stage.End();
   Rounds rounds(3);
   rounds.Begin("round", 2);
   rounds.End(false);
@@ -226,7 +231,9 @@ TEST(EventsOfThreadsAndDomainsAreWritten) {
   CHECK_EQ(Count(lines, "\"tid\":1003,"), 3u);
   CHECK_EQ(Count(lines, "\"name\":\"empty round\",\"args\":{\"words\":2}"), 1u);
   CHECK_EQ(Count(lines, "\"name\":\"stall\""), 1u);
-  CHECK_EQ(Count(lines, "\"events\":603,\"lost\":0"), 1u);
+  CHECK_EQ(Count(lines, "\"name\":\"chunk\",\"args\":{\"bytes\":64}"), 1u);
+  CHECK_EQ(Count(lines, "\"cat\":\"stage\""), 4u);
+  CHECK_EQ(Count(lines, "\"events\":607,\"lost\":0"), 1u);
   CHECK_EQ(Count(lines, "before") + Count(lines, "after"), 0u);
 }
 

@@ -24,6 +24,8 @@ std::atomic<bool> detail::mark_rounds{false};
 
 namespace {
 
+std::atomic<uint32_t> stages{0};  // that have begun
+
 constexpr Nanos kEvery = 100 * kMillisecond;
 
 // A thread's ring. A thread that ends leaves it to the next one of its name.
@@ -61,7 +63,7 @@ class Recorder {
                                               options_.path + "'; stop it first");
     file_ = std::make_unique<File>(options.path);
     options_ = options;
-    lines_ = std::make_unique<Lines>(options, file_.get());
+    lines_ = std::make_unique<Lines>(options, file_.get(), stages.load());
     lines_->Header();
     file_->Flush();
     {
@@ -274,6 +276,24 @@ void Note(const char* name, const std::string& text) {
 Tag BeginBatch(const std::string& name, const std::shared_ptr<const void>& plan,
                const std::function<DomainInfo()>& describe) {
   return Recording() ? The().BeginBatch(name, plan, describe) : Tag{};
+}
+
+void Stage::Begin(const char* name, int64_t nbytes) {
+  record_ = {};
+  record_.begin = Now();
+  record_.name = name;
+  record_.nbytes = nbytes;
+  record_.batch = ++stages;  // of no domain: tells stages of one name apart
+  record_.shape = Shape::kOpen;
+  Push(record_);
+}
+
+void Stage::DoEnd() {
+  record_.begin = Now();
+  record_.nbytes = kNone;
+  record_.shape = Shape::kClose;
+  Push(record_);
+  record_.name = nullptr;
 }
 
 void Rounds::Begin(const char* name, size_t words) {

@@ -103,6 +103,25 @@ class Span {
   Record record_;
 };
 
+// Something that goes through stages while others of its kind are in theirs: a chunk that moves.
+// Begun and ended by any thread, one at a time.
+class Stage {
+ public:
+  // Ends the stage before.
+  void Enter(const char* name, int64_t nbytes = kNone) {
+    End();
+    if (Recording()) Begin(name, nbytes);
+  }
+  void End() {
+    if (record_.name) DoEnd();
+  }
+
+ private:
+  void Begin(const char* name, int64_t nbytes);
+  void DoEnd();
+  Record record_;
+};
+
 // Rounds of one process set, one after the other.
 class Rounds {
  public:

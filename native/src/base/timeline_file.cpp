@@ -176,7 +176,8 @@ void Lines::Domain(uint32_t id, const DomainInfo& info, Nanos at) {
 
 void Lines::Event(const Record& record, int lane, uint32_t domain_id, const DomainInfo* domain) {
   const bool phase = record.shape == Shape::kOpen || record.shape == Shape::kClose;
-  if (phase && !domain) return;  // of a batch that began before the recording
+  // Of a batch or a stage that began before the recording.
+  if (record.domain != 0 ? !domain : phase && record.batch <= stages_before_) return;
   const Names* names = domain ? &NamesOf(domain_id, *domain) : nullptr;
   switch (record.shape) {
     case Shape::kRound:
@@ -209,13 +210,14 @@ void Lines::Event(const Record& record, int lane, uint32_t domain_id, const Doma
     const uint64_t number = (static_cast<uint64_t>(record.domain & 0xffff) << 48) |
                             (static_cast<uint64_t>(record.batch) << 16) |
                             static_cast<uint64_t>(record.group + 1);
-    Put(record.group == kNone ? ",\"cat\":\"step\",\"id2\":{\"local\":\"0x"
-                              : ",\"cat\":\"group\",\"id2\":{\"local\":\"0x");
+    Put(!names                  ? ",\"cat\":\"stage\",\"id2\":{\"local\":\"0x"
+        : record.group == kNone ? ",\"cat\":\"step\",\"id2\":{\"local\":\"0x"
+                                : ",\"cat\":\"group\",\"id2\":{\"local\":\"0x");
     line_.append(id, std::to_chars(id, id + sizeof(id), number, 16).ptr);
     Put("\"}");
   }
   Put(",\"name\":\"");
-  if (phase) {
+  if (phase && names) {
     // Viewers make a track of each name of a phase: those of a domain stand together.
     Put(names->domain);
     Put(": ");
@@ -236,7 +238,7 @@ void Lines::Event(const Record& record, int lane, uint32_t domain_id, const Doma
     Put("\"");
     before = ",";
   }
-  if (record.batch > 0) number("\"batch\":", record.batch);
+  if (names && record.batch > 0) number("\"batch\":", record.batch);
   if (record.group != kNone) number("\"group\":", record.group);
   if (names && record.entry != kNone && record.entry < static_cast<int32_t>(names->labels.size())) {
     Put(before);

@@ -45,7 +45,9 @@ class File {
 // Turns records into lines. Belongs to the thread that writes.
 class Lines {
  public:
-  Lines(const Options& options, File* file) : options_(options), file_(file) {}
+  // `stages_before`: how many stages began before the recording.
+  Lines(const Options& options, File* file, uint32_t stages_before)
+      : options_(options), file_(file), stages_before_(stages_before) {}
   void Header();
   void Thread(int lane, const std::string& name);
   void Domain(uint32_t id, const DomainInfo& info, Nanos at);
@@ -68,6 +70,7 @@ class Lines {
   void Finish();
   const Options options_;
   File* const file_;
+  const uint32_t stages_before_;
   std::string line_;
   std::unordered_map<uint32_t, Names> names_;  // by id
   std::unordered_set<int> sets_;               // that have a lane

@@ -15,7 +15,7 @@ namespace gradred::timeline {
 enum class Shape : uint16_t {
   kSpan,     // [begin, begin + duration] of one thread; spans of a thread nest
   kInstant,  // a point of one thread
-  kOpen,     // start and end of a phase, of a batch or of one of its groups; written on their
+  kOpen,     // start and end of a phase, of a batch, a group or a chunk; written on their
   kClose,    // own, by whichever threads they happen on
   kRound,    // a span of a process set's rounds
   kMark,     // a line across all threads of the rank
