@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/graveyard.h"
+#include "base/timeline.h"
 
 namespace gradred::comm {
 namespace {
@@ -118,8 +119,9 @@ class Job {
     LayoutPtr layout;           // of what is reduced; null: nothing is
     int64_t at = 0;             // where it starts in the segment
     std::vector<Range> ranges;  // of it, by local rank
-    WorkPtr work;               // of the phase it is in
-    size_t slot = 0;            // of a cargo
+    timeline::Stage stage;
+    WorkPtr work;     // of the phase it is in
+    size_t slot = 0;  // of a cargo
     enum {
       kWaiting,
       kScattering,
@@ -169,6 +171,7 @@ class Job {
     if (!chunk.work || !chunk.work->Poll()) return false;
     ThrowIfError(chunk.work->status());
     chunk.work.reset();
+    chunk.stage.End();
     chunk.phase = chunk.phase == Chunk::kScattering ? Chunk::kScattered
                   : chunk.phase == Chunk::kReducing ? Chunk::kReduced
                                                     : Chunk::kGathered;
@@ -213,6 +216,7 @@ class Job {
     chunk.ranges = reduce::Split(whole.nbytes(), parts_.owners);
     for (Range& r : chunk.ranges) r = {r.begin + whole.begin, r.end + whole.begin};
     chunk.ranges.resize(static_cast<size_t>(parts_.topology.local_size), {whole.end, whole.end});
+    chunk.stage.Enter("reduce in the node", chunk.range.nbytes());
     chunk.work = parts_.intra->ReduceScatter(segment_, chunk.at, chunk.layout, chunk.ranges);
   }
 
@@ -224,13 +228,16 @@ class Job {
       chunk.layout->HopAlone(data() + chunk.at, mine);
     const LayoutPtr layout = parts_.inter ? Cut(*chunk.layout, mine) : nullptr;
     if (!layout) return;
+    chunk.stage.Enter("reduce between nodes", mine.nbytes());
     chunk.work = parts_.inter->AllReduce(segment_, chunk.at + mine.begin, layout);
     chunk.phase = Chunk::kReducing;
   }
 
   void StartGather(Chunk& chunk) {
     chunk.phase = chunk.layout ? Chunk::kGathering : Chunk::kGathered;
-    if (chunk.layout) chunk.work = parts_.intra->AllGather(segment_, chunk.at, chunk.ranges);
+    if (!chunk.layout) return;
+    chunk.stage.Enter("gather in the node", chunk.range.nbytes());
+    chunk.work = parts_.intra->AllGather(segment_, chunk.at, chunk.ranges);
   }
 
   HierarchicalParts& parts_;
