@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -38,7 +39,10 @@ _PROBLEM = "problem"  # key of job_text
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. ``low`` and ``high`` are inclusive; ``choices`` are for words."""
+    """One row of the table. ``low`` and ``high`` are inclusive; ``choices`` are for words.
+
+    ``pattern``: what a text must match, said as ``words``.
+    """
 
     kind: Literal["choice", "int", "float", "bool", "text"]
     scope: Scope
@@ -46,6 +50,8 @@ class Setting:
     choices: tuple[str, ...] = ()
     low: float = -math.inf
     high: float = math.inf
+    pattern: str = ""
+    words: str = "a text that is not empty"
 
     @property
     def accepted(self) -> str:
@@ -55,7 +61,7 @@ class Setting:
         if self.kind == "bool":
             return "0 or 1"
         if self.kind == "text":
-            return "a text that is not empty"
+            return self.words
         what = "an integer" if self.kind == "int" else "a number"
         if math.isinf(self.high):
             return f"{what} of at least {_plain(self.low)}"
@@ -69,7 +75,8 @@ class Setting:
         elif self.kind == "bool":
             value = {"0": False, "1": True}.get(raw)
         elif self.kind == "text":
-            value = raw if raw.strip() else None
+            good = re.fullmatch(self.pattern, raw) if self.pattern else raw.strip()
+            value = raw if good else None
         else:
             # int() and float() also take "1_000", " 7 " and non-ASCII digits: rubbish in a setting.
             try:
@@ -124,6 +131,25 @@ class Settings:
     )
     group_bytes: int = _row(
         64 << 20, "int", "job", "size at which a group of gradients is cut", low=1, high=1 << 40
+    )
+    groups: str = _row(
+        "auto",
+        "text",
+        "job",
+        "groups of gradients where a call names none",
+        pattern=r"auto|bytes|layer|[1-9][0-9]*|0*[1-9][0-9]* ?([kM]?B|[KMG]iB)",
+        words="auto, bytes, layer, a number of groups, or a size such as 16MiB",
+    )
+    plan: str = _row("", "text", "job", "file of plans to use instead of measuring; unset: measure")
+    plan_batches: int = _row(
+        8, "int", "job", "batches that are measured for a plan", low=1, high=10000
+    )
+    spare_core: str = _row(
+        "auto",
+        "choice",
+        "job",
+        "plan for ranks that leave a core idle while they compute; auto: measured",
+        choices=("auto", "yes", "no"),
     )
     wire: str = _row(
         "none",

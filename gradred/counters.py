@@ -23,6 +23,7 @@ class Metrics:
     non_finite: int  # elements that were infinite or NaN when packed, summed over ranks
     saturated: int  # finite elements that a half wire made infinite: in casts on all ranks, in sums
     partly_absent: int  # tensors that some ranks brought and others, also joined ones, did not
+    plan_changes: int  # of planned domains, after measurements
     abandoned: int  # batches that failed before all their groups ran, for any reason
     wait_s: float  # sum over batches: last local submit to last result
     last_wait_s: float  # the same of the last batch

@@ -1,5 +1,7 @@
 """Which entries of a domain travel together: cuts by bytes, by layer, into a number, by lists.
 
+``auto`` begins with cuts by bytes; the native core changes them when it has measured.
+
 A domain lists its entries in the order in which they are expected to be ready; a group is a run of
 neighbours in that order, and starts when its last entry is ready. Entries of any dtype may share a
 group. All functions are local and pure: ranks that call them alike get alike plans.
@@ -16,7 +18,8 @@ from gradred.errors import InvalidArgument
 
 __all__ = ["Entry", "Plan", "by_bytes", "by_layer", "by_lists", "into", "make_plan", "parse"]
 
-# None: by bytes, at the setting GRADRED_GROUP_BYTES; a number of groups; "layer"; "8MiB"; or lists.
+# None: the setting GRADRED_GROUPS; "auto"; "bytes": at the setting GRADRED_GROUP_BYTES; a number of
+# groups; "layer"; "8MiB"; or lists.
 Groups = int | str | Sequence[Sequence[Any]] | None
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6}
@@ -47,11 +50,11 @@ class Plan:
 def parse(text: str) -> int | str:
     """A value of ``groups`` from a command line: "4" is a number of groups, "8MiB" a size.
 
-    Raises InvalidArgument for anything but a number, a size or "layer".
+    Raises InvalidArgument for anything but a number, a size, "auto", "bytes" or "layer".
     """
     if text.isascii() and text.isdigit():
         return int(text)
-    if text != "layer":
+    if text not in ("auto", "bytes", "layer"):
         _nbytes(text)
     return text
 
@@ -68,10 +71,10 @@ def make_plan(
     """
     order = list(ready_order)
     ready = [entries[i] for i in order]
-    if groups is None or groups == 0:
+    if groups in (None, 0, "auto", "bytes"):
         ends = by_bytes(ready, group_nbytes)
     elif isinstance(groups, bool):
-        raise InvalidArgument(f"groups={groups!r}: expected a number, a size, 'layer' or lists")
+        raise InvalidArgument(f"groups={groups!r}: expected a number, a size, a word or lists")
     elif isinstance(groups, int):
         ends = into(len(ready), groups)
     elif groups == "layer":
@@ -106,7 +109,7 @@ def into(count: int, groups: int) -> list[int]:
     More groups than entries: each entry is one.
     """
     if groups < 1:
-        raise InvalidArgument(f"groups={groups}: expected at least 1 (0 and None: by bytes)")
+        raise InvalidArgument(f"groups={groups}: expected at least 1 (0 and None: the setting)")
     groups = min(groups, count)
     ends: list[int] = []
     for g in range(groups):
@@ -175,7 +178,8 @@ def _nbytes(text: str) -> int:
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text)
     if match is None or match[2] not in _UNITS or int(match[1]) == 0:
         raise InvalidArgument(
-            f"groups={text!r}: expected a number of groups, a size such as '16MiB', or 'layer'"
+            f"groups={text!r}: expected 'auto', 'bytes', 'layer', a number of groups, or a size "
+            "such as '16MiB'"
         )
     return int(match[1]) * _UNITS[match[2]]
 

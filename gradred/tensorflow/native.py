@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 from gradred import errors
 from gradred._native import core
 
-__all__ = ["abandon", "as_gradred_error", "native_errors", "ops", "propose"]
+__all__ = ["abandon", "as_gradred_error", "native_errors", "ops"]
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
@@ -29,13 +29,6 @@ def _load() -> tuple[Any, ctypes.CDLL]:
 
 
 ops, _library = _load()
-
-
-def propose(key: str, order: Sequence[int], group_ends: Sequence[int]) -> None:
-    """This rank's wish for the order and groups of a domain: Note [Arrangements] in native/tf."""
-    places = (ctypes.c_int * len(order))(*order)
-    ends = (ctypes.c_int * len(group_ends))(*group_ends)
-    _library.gradred_tf_propose(key.encode(), places, len(order), ends, len(group_ends))
 
 
 def abandon(key: str, reason: str) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from gradred._native import core
 from gradred.grouping import Plan
 from gradred.tensorflow import graph
-from gradred.tensorflow.native import native_errors, ops, propose
+from gradred.tensorflow.native import native_errors, ops
 
 __all__ = ["Domain", "Member", "declare", "reduce_members", "run_members"]
 
@@ -50,21 +50,30 @@ def declare(
     group_ends: Sequence[int],
     process_set: int,
     wish: Plan | None = None,
+    planned: bool = False,
 ) -> Domain:
     """Makes a domain's spec known to the native core; the same arguments give the same Domain.
 
-    wish: in a graph, the order (of places in ``members``) and groups that this rank proposes.
+    wish: the order (of places in ``members``) and groups that this rank proposes. planned: order
+    and groups are to be measured and changed while it runs. See Note [Plans of a domain] in
+    native/src/engine/plan_book.h.
     """
-    identity = (name, tuple(members), tuple(group_ends), process_set, wish)
+    identity = (name, tuple(members), tuple(group_ends), process_set, wish, planned)
     domain = _declared.get(identity)
     if domain is None:
         # See Note [Names of specs] in native/tf/domains.h.
         domain = Domain(name, f"{name}#{next(_numbers)}", tuple(members))
         entries = [{**asdict(m), "shape": list(m.shape)} for m in members]
         for key in (domain.key, name):  # under the plain name for gradred.plan()
-            core.register_spec(key, process_set, entries, list(group_ends))
-        if wish is not None:
-            propose(domain.key, wish.order, wish.ends)
+            core.register_spec(
+                key,
+                process_set,
+                entries,
+                list(group_ends),
+                list(wish.order) if wish else [],
+                list(wish.ends) if wish else [],
+                planned,
+            )
         _declared[identity] = domain
     return domain
 

@@ -46,7 +46,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     that the program wraps. compression: of Compression; None: the setting GRADRED_WIRE.
     sparse_as_dense: make tf.IndexedSlices dense; otherwise the ranks' slices are gathered. op: Sum
     or Average. gradient_predivide_factor: with Average, divide by it before the sum and by
-    size/factor after it. groups: which gradients travel together: None: in the order of the graph,
+    size/factor after it. groups: which gradients travel together: None: the setting GRADRED_GROUPS;
+    "auto": order and cuts are measured during the first steps; "bytes": in the order of the graph,
     cut at GRADRED_GROUP_BYTES; a number of groups; a size such as "16MiB"; "layer"; or lists of
     variables, others then travel alone. num_groups: the same as a number for ``groups``.
     process_set: the ranks to reduce over.

@@ -57,12 +57,14 @@ class Plans:
     """Order and groups of a list of variables.
 
     listed: as the list has them, the last first: alike on all ranks. wish: positions of ``listed``
-    in the order in which this rank's graph produces the gradients; None outside of graphs. Ranks
-    that wish the same get it: Note [Arrangements] in native/tf/domains.h.
+    in the order in which this rank's graph produces the gradients; None outside of graphs. planned:
+    order and groups change when they have been measured. Ranks that wish the same get it: Note
+    [Plans of a domain] in native/src/engine/plan_book.h.
     """
 
     listed: grouping.Plan
     wish: grouping.Plan | None
+    planned: bool
 
 
 class GradientReducer:
@@ -111,16 +113,19 @@ def make_plans(gradients: Sequence[Any], variables: Sequence[Any], options: Opti
     entries = [
         grouping.Entry(id(v), label_of(v), _count(v) * tf.as_dtype(v.dtype).size) for v in variables
     ]
-    limit = basics.settings().group_bytes
+    settings = basics.settings()
+    groups = options.groups or grouping.parse(settings.groups)
+    limit = settings.group_bytes
     backwards = list(reversed(range(len(entries))))
-    listed = grouping.make_plan(entries, backwards, options.groups, limit)
+    listed = grouping.make_plan(entries, backwards, groups, limit)
+    planned = groups == "auto" and len(entries) > 1
     if tf.executing_eagerly() or len(entries) < 2:
-        return Plans(listed, None)
+        return Plans(listed, None, planned)
     order = graph.ready_order(gradients)
-    produced = grouping.make_plan(entries, order, options.groups, limit)
+    produced = grouping.make_plan(entries, order, groups, limit)
     position_of = {i: position for position, i in enumerate(listed.order)}
     wish = grouping.Plan(tuple(position_of[i] for i in produced.order), produced.ends)
-    return Plans(listed, wish)
+    return Plans(listed, wish, planned)
 
 
 def reduce_gradients(
@@ -139,7 +144,7 @@ def reduce_gradients(
     if tf.executing_eagerly():
         name += ".eager"  # graphs have agreed on an order under the plain name
     number = options.process_set.require_member(name)
-    domain = declare(name, members, plans.listed.ends, number, plans.wish)
+    domain = declare(name, members, plans.listed.ends, number, plans.wish, plans.planned)
     reduced, present = reduce_members(domain, tensors, absent)
 
     results: list[Any] = [None] * len(gradients)
@@ -166,10 +171,13 @@ def abandon_gradients(name: str, variables: Sequence[Any], options: Options, rea
     if not basics.is_initialized():
         return
     nothing = [None] * len(variables)
-    order = make_plans(nothing, variables, options).listed
-    members = [_member(None, variables[i], options)[1] for i in order.order]
+    plans = make_plans(nothing, variables, options)
+    members = [_member(None, variables[i], options)[1] for i in plans.listed.order]
     number = options.process_set.require_member(name)
-    abandon(declare(f"{name}.eager", members, order.ends, number).key, reason)
+    domain = declare(
+        f"{name}.eager", members, plans.listed.ends, number, plans.wish, plans.planned
+    )
+    abandon(domain.key, reason)
 
 
 def _stays_sparse(gradient: Any, options: Options) -> bool:

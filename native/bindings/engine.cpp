@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "bindings.h"
+#include "engine/plan_report.h"
 
 namespace gradred::bindings {
 namespace {
@@ -55,6 +56,7 @@ py::dict MetricsDict(const engine::Metrics& m) {
   d["saturated"] = m.saturated;
   d["partly_absent"] = m.partly_absent;
   d["abandoned"] = m.abandoned;
+  d["plan_changes"] = m.plan_changes;
   d["wait_s"] = m.wait_s;
   d["last_wait_s"] = m.last_wait_s;
   d["communication_s"] = m.communication_s;
@@ -64,6 +66,36 @@ py::dict MetricsDict(const engine::Metrics& m) {
   d["pool_fresh"] = m.pool_fresh;
   d["pool_reused"] = m.pool_reused;
   return d;
+}
+
+py::list TimesList(const std::vector<core::GroupTimes>& times) {
+  py::list list;
+  for (const core::GroupTimes& group : times) list.append(py::make_tuple(group.start, group.end));
+  return list;
+}
+
+py::list PlansList(const std::vector<engine::PlanReport>& reports) {
+  py::list list;
+  for (const engine::PlanReport& report : reports) {
+    py::dict d;
+    d["domain"] = report.domain;
+    d["process_set"] = report.process_set;
+    d["planned"] = report.planned;
+    d["labels"] = report.labels;
+    d["nbytes"] = report.nbytes;
+    d["order"] = report.arrangement->order;
+    d["group_ends"] = report.arrangement->group_ends;
+    d["batches"] = report.batches;
+    d["changes"] = report.changes;
+    d["ready_ns"] = report.ready;
+    d["predicted_ns"] = TimesList(report.predicted.times);
+    d["measured_ns"] = TimesList(report.measured);
+    d["cost_nbytes"] = report.sizes;
+    d["cost_ns"] = report.costs;
+    d["round_ns"] = report.round;
+    list.append(std::move(d));
+  }
+  return list;
 }
 
 Kind KindFromName(const std::string& name) {
@@ -146,8 +178,14 @@ std::vector<std::string> Registered() {
 }
 
 void RegisterSpec(const std::string& name, int process_set, const py::list& entries,
-                  std::vector<int> group_ends) {
-  engine::RegisterSpec(MakeSpec(name, process_set, entries, std::move(group_ends)));
+                  std::vector<int> group_ends, std::vector<int> order,
+                  std::vector<int> order_ends, bool planned) {
+  auto spec = MakeSpec(name, process_set, entries, std::move(group_ends));
+  if (!order.empty())
+    spec->proposal = std::make_shared<const engine::Arrangement>(
+        engine::Arrangement{std::move(order), std::move(order_ends)});
+  spec->planned = planned;
+  engine::RegisterSpec(std::move(spec));
   Names& names = RegisteredNames();
   if (names.all.insert(name).second) names.ordered.push_back(name);
 }
@@ -165,7 +203,7 @@ void BindTopology(py::module_& m) {
 
 }  // namespace
 
-engine::DomainSpecPtr MakeSpec(const std::string& name, int process_set, const py::list& entries,
+std::shared_ptr<engine::DomainSpec> MakeSpec(const std::string& name, int process_set, const py::list& entries,
                                std::vector<int> group_ends) {
   auto spec = std::make_shared<engine::DomainSpec>();
   spec->name = name;
@@ -197,9 +235,11 @@ void BindEngine(py::module_& m) {
   m.def(
       "plan", [](const std::string& domain) { return engine::Global()->DescribePlan(domain); },
       py::arg("domain"));
+  m.def("plans", [] { return PlansList(engine::Global()->PlanReports()); });
 
   m.def("register_spec", &RegisterSpec, py::arg("name"), py::arg("process_set"), py::arg("entries"),
-        py::arg("group_ends"));
+        py::arg("group_ends"), py::arg("order") = std::vector<int>{},
+        py::arg("order_ends") = std::vector<int>{}, py::arg("planned") = false);
   m.def("registered", &Registered);
 
   m.def(

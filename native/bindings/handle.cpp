@@ -222,7 +222,7 @@ class Handle {
   FlightPtr flight_;
   std::vector<engine::Submission> submissions_;
   std::weak_ptr<engine::Engine> engine_;
-  engine::BatchPtr batch_;
+  engine::OpenBatchPtr batch_;
   bool launched_ = false;  // the engine may use the inputs
 };
 

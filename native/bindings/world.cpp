@@ -46,6 +46,11 @@ engine::EngineOptions EngineOptionsFrom(const py::dict& options) {
   o.stall_fail = Seconds(options, "stall_fail_seconds");
   o.transport_timeout = Seconds(options, "transport_timeout_seconds");
   o.slot_nbytes = Get<int64_t>(options, "slot_bytes");
+  o.plan_batches = Get<int>(options, "plan_batches");
+  const std::string spare = Get<std::string>(options, "spare_core");
+  o.spare_core = spare == "yes"  ? engine::SpareCore::kYes
+                 : spare == "no" ? engine::SpareCore::kNo
+                                 : engine::SpareCore::kAuto;
   o.null = Get<bool>(options, "null");
   return o;
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "domains.h"
+
 namespace gradred::tf {
 namespace {
 
@@ -22,67 +24,37 @@ std::string SuffixOf(const CallKey& key) {
 Call::Call(int64_t id, CallKey key)
     : id_(id),
       key_(std::move(key)),
-      domain_(Domain::For(key_.domain, SuffixOf(key_))),
+      spec_(SpecFor(key_.domain, SuffixOf(key_))),
       engine_(engine::Global()),
-      members_(domain_.spec()->entries.size()),
+      members_(spec_->entries.size()),
       shapes_(members_.size()),
       missing_(static_cast<int>(members_.size())),
       unfinished_(missing_) {}
 
 void Call::Begin() {
-  domain_.Choose(engine_.lock(),
-                 [self = shared_from_this()](const Choice& choice) { self->Chosen(choice); });
+  const std::shared_ptr<engine::Engine> engine = engine_.lock();
+  Ready ready;  // none: nothing has been submitted
   std::lock_guard<std::mutex> lock(mutex_);
+  OpenIfReady(engine.get(), &ready);
   ThrowIfError(failure_);
 }
 
-void Call::Chosen(const Choice& choice) {
-  const std::shared_ptr<engine::Engine> engine = engine_.lock();
-  Ready ready;
-  engine::BatchPtr batch;
-  std::string abandoned;
-  std::vector<Waiter> failed;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    chosen_ = true;
-    choice_ = choice;
-    place_of_.resize(members_.size());
-    for (int i = 0; i < size(); ++i)
-      if (choice.form == Form::kArranged)
-        place_of_[choice.arrangement->order[i]] = i;
-      else
-        place_of_[i] = i;
-    abandoned = abandoned_;
-    if (abandoned.empty())
-      OpenIfReady(engine.get(), &ready);
-    else
-      OpenToAbandon(engine.get());
-    batch = batch_;
-    if (!failure_.ok()) {  // not opened, and never will be: no member gets a result
-      for (Member& member : members_) member.staged = {};
-      failed.swap(waiters_);
-    }
-  }
-  for (const Waiter& waiter : failed) waiter(failure_);
-  if (batch == nullptr) return;
-  if (!abandoned.empty()) return engine->Abandon(batch, abandoned);
-  for (auto& [place, submission] : ready) engine->Submit(batch, place, std::move(submission));
+engine::DomainSpecPtr Call::Spec() {
+  return spec_->complete() ? spec_ : WithShapes(spec_, shapes_);
 }
 
 void Call::OpenIfReady(engine::Engine* engine, Ready* ready) {
-  if (!chosen_ || batch_ != nullptr || !failure_.ok()) return;
-  if (missing_ > 0 && !domain_.spec()->complete()) return;
+  if (batch_ != nullptr || !failure_.ok()) return;
+  if (missing_ > 0 && !spec_->complete()) return;
   try {
     if (engine == nullptr) throw Error(Kind::kNotInitialized, "the engine was shut down");
-    batch_ = engine->Open(domain_.SpecFor(choice_, shapes_));
+    batch_ = engine->Open(Spec());
   } catch (...) {
     failure_ = CurrentException();
-    if (choice_.form == Form::kDeciding) domain_.Decide(failure_, false);
     return;
   }
-  if (choice_.form == Form::kDeciding) ready->emplace_back(size(), Comparison());
   for (int i = 0; i < size(); ++i)
-    if (members_[i].submitted) ready->emplace_back(place_of_[i], SubmissionOf(i));
+    if (members_[i].submitted) ready->emplace_back(i, SubmissionOf(i));
 }
 
 engine::Submission Call::SubmissionOf(int position) {
@@ -99,24 +71,12 @@ engine::Submission Call::SubmissionOf(int position) {
   return submission;
 }
 
-// See Note [Arrangements]: the minima of the digests and of their negatives.
-engine::Submission Call::Comparison() {
-  const int64_t digest = choice_.arrangement->Digest();
-  auto values = std::make_shared<std::vector<int64_t>>(std::vector<int64_t>{digest, -digest});
-  engine::Submission submission;
-  submission.input = submission.output = values->data();
-  submission.done = [&domain = domain_, values](const engine::Result& result) {
-    domain.Decide(result.status, (*values)[0] == -(*values)[1]);
-  };
-  return submission;
-}
-
 void Call::Submit(int position, Staged staged) {
   const engine::Shape shape = ShapeOf(staged.output.get());
-  CheckFits(*domain_.spec(), position, DTypeOf(staged.output.get()), shape);
+  CheckFits(*spec_, position, DTypeOf(staged.output.get()), shape);
   const std::shared_ptr<engine::Engine> engine = engine_.lock();
   Ready ready;
-  engine::BatchPtr batch;
+  engine::OpenBatchPtr batch;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!abandoned_.empty()) throw Error(Kind::kAbandoned, abandoned_);
@@ -125,14 +85,14 @@ void Call::Submit(int position, Staged staged) {
     shapes_[position] = shape;
     --missing_;
     if (batch_ != nullptr)
-      ready.emplace_back(place_of_[position], SubmissionOf(position));
+      ready.emplace_back(position, SubmissionOf(position));
     else
       OpenIfReady(engine.get(), &ready);
     ThrowIfError(failure_);
     batch = batch_;
   }
   if (engine == nullptr) throw Error(Kind::kNotInitialized, "the engine was shut down");
-  for (auto& [place, submission] : ready) engine->Submit(batch, place, std::move(submission));
+  for (auto& [at, submission] : ready) engine->Submit(batch, at, std::move(submission));
 }
 
 void Call::Wait(Waiter waiter) {
@@ -172,7 +132,7 @@ void Call::Finish(int position, const engine::Result& result) {
 
 void Call::Abandon(const std::string& reason) {
   const std::shared_ptr<engine::Engine> engine = engine_.lock();
-  engine::BatchPtr batch;
+  engine::OpenBatchPtr batch;
   std::vector<Staged> unused;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -180,7 +140,6 @@ void Call::Abandon(const std::string& reason) {
     abandoned_ = reason;
     if (batch_ == nullptr) {
       for (Member& member : members_) unused.push_back(std::exchange(member.staged, {}));
-      if (!chosen_) return;  // Chosen does the rest
       OpenToAbandon(engine.get());
     }
     batch = batch_;
@@ -194,15 +153,14 @@ void Call::OpenToAbandon(engine::Engine* engine) {
   if (engine == nullptr || !failure_.ok()) return;
   for (size_t i = 0; i < shapes_.size(); ++i) {
     if (members_[i].submitted) continue;
-    shapes_[i] = domain_.spec()->entries[i].shape;
+    shapes_[i] = spec_->entries[i].shape;
     for (int64_t& d : shapes_[i]) d = d < 0 ? 0 : d;
   }
   try {
-    batch_ = engine->Open(domain_.SpecFor(choice_, shapes_));
+    batch_ = engine->Open(Spec());
   } catch (...) {
     failure_ = CurrentException();  // the engine has failed, which the others know
   }
-  if (choice_.form == Form::kDeciding) domain_.Decide({Kind::kAbandoned, abandoned_}, false);
 }
 
 CallTable& CallTable::The() {

@@ -11,7 +11,6 @@
 #include <tuple>
 #include <vector>
 
-#include "domains.h"
 #include "engine/engine.h"
 #include "kernel_support.h"
 
@@ -58,8 +57,8 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // Throws kNotInitialized without an engine.
   Call(int64_t id, CallKey key);
-  // Once, in the order of calls: starts a batch of the engine, now or when order and shapes are
-  // known. Throws what Engine::Open throws.
+  // Once, in the order of calls: starts a batch of the engine, now or when its shapes are known.
+  // Throws what Engine::Open throws.
   void Begin();
 
   int64_t id() const { return id_; }
@@ -82,28 +81,24 @@ class Call : public std::enable_shared_from_this<Call> {
     Staged staged;
     SharedTensor replacement;
   };
-  using Ready = std::vector<std::pair<int, engine::Submission>>;  // by place in the batch
+  using Ready = std::vector<std::pair<int, engine::Submission>>;  // by position
 
-  void Chosen(const Choice& choice);
+  engine::DomainSpecPtr Spec();                            // with mutex_ held
   void OpenIfReady(engine::Engine* engine, Ready* ready);  // with mutex_ held
   void OpenToAbandon(engine::Engine* engine);              // with mutex_ held
   engine::Submission SubmissionOf(int position);           // with mutex_ held
-  engine::Submission Comparison();
   void Finish(int position, const engine::Result& result);
 
   const int64_t id_;
   const CallKey key_;
-  Domain& domain_;
+  const engine::DomainSpecPtr spec_;
   const std::weak_ptr<engine::Engine> engine_;  // weak: a callback must not be its last owner
   std::mutex mutex_;
   std::vector<Member> members_;
   std::vector<engine::Shape> shapes_;
-  std::vector<int> place_of_;  // [position], once chosen
-  int missing_;                // members not submitted
-  int unfinished_;             // members without a result
-  bool chosen_ = false;
-  Choice choice_;
-  engine::BatchPtr batch_;
+  int missing_;     // members not submitted
+  int unfinished_;  // members without a result
+  engine::OpenBatchPtr batch_;
   Status failure_;  // the first one
   std::vector<Waiter> waiters_;
   std::string abandoned_;  // the reason

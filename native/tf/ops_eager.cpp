@@ -17,8 +17,6 @@ struct RunListKernel {
       : instance(construction, StringAttr(construction, "domain")) {}
   const Instance instance;
   std::set<int> absent;  // positions whose tensor is only the place for the result
-  std::mutex mutex;
-  engine::DomainSpecPtr recent;
 };
 
 void* CreateRunList(TF_OpKernelConstruction* construction) {
@@ -132,14 +130,11 @@ class Run {
 void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   auto* k = static_cast<RunListKernel*>(kernel);
   const std::shared_ptr<engine::Engine> engine = engine::Global();
-  engine::DomainSpecPtr spec = Domain::For(k->instance.domain(), k->instance.Suffix()).spec();
+  engine::DomainSpecPtr spec = SpecFor(k->instance.domain(), k->instance.Suffix());
   auto run = std::make_shared<Run>(context, std::move(done));
   run->Prepare(*spec, k->absent);
-  if (!spec->complete()) {
-    std::lock_guard<std::mutex> lock(k->mutex);
-    spec = k->recent = WithShapes(spec, run->shapes(), k->recent);
-  }
-  const engine::BatchPtr batch = engine->Open(spec);
+  if (!spec->complete()) spec = WithShapes(spec, run->shapes());
+  const engine::OpenBatchPtr batch = engine->Open(spec);
   std::vector<engine::Submission> submissions;
   const int n = static_cast<int>(spec->entries.size());
   for (int i = 0; i < n; ++i)

@@ -1,6 +1,7 @@
 // Registers the ops when tf.load_op_library opens this library.
 #include "base/status.h"
 #include "domains.h"
+#include "engine/engine.h"
 #include "kernel_support.h"
 #include "ops.h"
 
@@ -33,17 +34,8 @@ extern "C" __attribute__((visibility("default"))) void gradred_tf_abandon(const 
   try {
     const auto engine = gradred::engine::GlobalOrNull();
     if (engine == nullptr) return;
-    engine->Abandon(engine->Open(gradred::tf::Domain::For(key, "").spec()), reason);
+    engine->Abandon(engine->Open(gradred::tf::SpecFor(key, "")), reason);
   } catch (...) {
     // The engine has failed, which the others know.
   }
-}
-
-// See Note [Arrangements]. `order` has n elements, `group_ends` groups.
-extern "C" __attribute__((visibility("default"))) void gradred_tf_propose(const char* key,
-                                                                          const int* order, int n,
-                                                                          const int* group_ends,
-                                                                          int groups) {
-  gradred::tf::Propose(key, std::make_shared<gradred::tf::Arrangement>(gradred::tf::Arrangement{
-                                {order, order + n}, {group_ends, group_ends + groups}}));
 }

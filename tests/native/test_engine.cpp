@@ -32,7 +32,7 @@ TEST(GroupsInAnyOrder) {
     for (int i = 0; i < 10; ++i) entries.push_back(Float("t" + std::to_string(i), i + 1));
     const auto spec = Spec("grads", entries, {2, 3, 7, 10});
     for (int step = 0; step < 30; ++step) {
-      const BatchPtr batch = engine.Open(spec);
+      const OpenBatchPtr batch = engine.Open(spec);
       std::vector<std::vector<float>> data;
       for (int i = 0; i < 10; ++i) data.emplace_back(i + 1, float(r + i + step));
       std::atomic<int> left{10};
@@ -98,7 +98,7 @@ TEST(AbandonReachesPeers) {
     const auto spec = Spec("grads", {Float("a", 1), Float("b", 1)});
     for (int round = 0; round < 5; ++round) {
       if (r == 0) {
-        const BatchPtr batch = engine.Open(spec);
+        const OpenBatchPtr batch = engine.Open(spec);
         engine.Abandon(batch, "step failed");
       } else {
         std::vector<float> a{1}, b{1};
@@ -130,7 +130,7 @@ TEST(AbandonLeavesAgreedGroupsAlone) {
       std::atomic<int> reduced{0}, failed{0};
       std::vector<std::vector<float>> data;
       for (const EntrySpec& entry : entries) data.emplace_back(entry.shape[0], 1.0f);
-      const BatchPtr batch = engine.Open(spec);
+      const OpenBatchPtr batch = engine.Open(spec);
       const int submitted = r == 0 ? 6 : 7;
       for (int i = 0; i < submitted; ++i) {
         Submission submission = InPlace(data[i]);

@@ -16,6 +16,8 @@
 
 namespace gradred::engine {
 
+class BatchTimes;
+
 // Runs `done` callbacks, one after the other, on a thread of its own.
 class Completions;
 
@@ -34,6 +36,8 @@ class Batch {
   const Plan& plan() const { return *plan_; }
   const std::shared_ptr<const Plan>& plan_ptr() const { return plan_; }
   timeline::Tag tag() const { return trace_.tag(); }
+
+  std::shared_ptr<BatchTimes> times;  // null: not recorded; set before the batch starts
 
   // Keeps the submission, and packs its tensor if the group's slot is free for this batch. Returns
   // the group that became ready, or -1. A member of a group that failed gets its error at once.
@@ -84,5 +88,7 @@ class Batch {
   Nanos last_submit_ = 0;
   BatchTrace trace_;
 };
+
+using BatchPtr = std::shared_ptr<Batch>;
 
 }  // namespace gradred::engine

@@ -4,6 +4,7 @@
 
 #include "base/graveyard.h"
 #include "base/timeline.h"
+#include "engine/batch_times.h"
 
 namespace gradred::engine {
 
@@ -106,7 +107,10 @@ bool DataLoop::Advance(int id, Set* set) {
   }
   if (!set->run) return moved;
   if (set->run->Poll()) {
-    const double seconds = Seconds(Now() - set->run->started);
+    const Nanos end = Now();
+    const double seconds = Seconds(end - set->run->started);
+    if (set->running_batch && set->running_batch->times)
+      set->running_batch->times->GroupRan(set->running_group, set->run->started, end);
     metrics_->Update([seconds](Metrics& m) { m.communication_s += seconds; });
     set->run.reset();
     set->running_batch.reset();

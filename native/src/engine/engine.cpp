@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "engine/completions.h"
 #include "engine/control_loop.h"
 #include "engine/data_loop.h"
+#include "engine/plan_book.h"
 
 namespace gradred::engine {
 namespace {
@@ -43,6 +45,15 @@ class Promise {
   T value_{};
 };
 
+// Cores that this rank can use without taking another's: its own where it is bound to some, else
+// its share of the machine's.
+double CoresOfRank(int local_size) {
+  const double all = static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
+  cpu_set_t mine;
+  const double bound = sched_getaffinity(0, sizeof(mine), &mine) == 0 ? CPU_COUNT(&mine) : all;
+  return bound < all ? bound : all / local_size;
+}
+
 std::string ToText(const std::vector<int>& ranks) {
   std::string text = "[";
   for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
@@ -51,7 +62,7 @@ std::string ToText(const std::vector<int>& ranks) {
 
 }  // namespace
 
-class Engine::Impl {
+class Engine::Impl final : public BatchRunner {
  public:
   Impl(std::unique_ptr<comm::World> world, EngineOptions options)
       : world_(std::move(world)),
@@ -59,22 +70,29 @@ class Engine::Impl {
         slots_(options.slot_nbytes),
         data_(*world_, options.transport_timeout, metrics_.get(), &slots_,
               [this](const Status& cause) { control_->Fault(cause); }),
-        control_(std::make_unique<ControlLoop>(*world_, options, &data_, metrics_.get())) {
+        control_(std::make_unique<ControlLoop>(*world_, options, &data_, metrics_.get())),
+        book_(std::make_shared<PlanBook>(this,
+                                         PlanOptions{options.plan_batches, options.spare_core,
+                                                     CoresOfRank(world_->topology().local_size)},
+                                         metrics_)) {
     std::vector<int> all(world_->topology().size);
     for (size_t r = 0; r < all.size(); ++r) all[r] = static_cast<int>(r);
     sets_[0] = std::move(all);
   }
 
-  ~Impl() {
+  ~Impl() override {
     if (!shut_down_)
       control_->Fault({Kind::kAbandoned, "rank " + std::to_string(world_->topology().rank) +
                                              " ended its engine without a shutdown"});
     control_->JoinThread();
     data_.JoinThread();
+    const Status failure = Failure();
+    book_->Close(failure.ok() ? Status(Kind::kNotInitialized, "the engine has been shut down")
+                              : failure);
     completions_->Stop();
   }
 
-  BatchPtr Open(const DomainSpecPtr& spec) {
+  OpenBatchPtr Open(const DomainSpecPtr& spec) {
     if (!spec->complete())
       throw Error(Kind::kInvalidArgument,
                   "'" + spec->name + "' has an entry whose shape is not known");
@@ -92,26 +110,45 @@ class Engine::Impl {
                         " is not among the ranks " + ToText(ranks) + " of process set " +
                         std::to_string(spec->process_set));
     ThrowIfError(control_->failure());
-    const std::shared_ptr<const Plan> plan = PlanOf(*spec);
-    auto batch = std::make_shared<Batch>(
-        spec, plan, slots_.Of(spec->process_set)->Find(spec->name, *plan), completions_, metrics_);
-    if (!options_.null) control_->Open(batch);
+    PlanOf(*spec);  // says what is wrong with it
+    if (!options_.null) return book_->Open(spec, ranks.size() == 1);
+    auto batch = std::make_shared<OpenBatch>(spec);
+    batch->SetOpen(Make(spec), nullptr, nullptr);
     return batch;
   }
 
-  void Submit(const BatchPtr& batch, int position, Submission submission) {
-    if (position >= 0 && position < static_cast<int>(batch->spec().entries.size()))
-      CheckSubmission(batch->spec().entries[position], submission,
-                      SetSize(batch->spec().process_set));
-    const int group = batch->Submit(position, std::move(submission));
+  void Submit(const OpenBatchPtr& batch, int position, Submission submission) {
+    const DomainSpec& listed = *batch->listed();
+    if (position < 0 || position >= static_cast<int>(listed.entries.size()))
+      throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
+                                              listed.name + "', which has " +
+                                              std::to_string(listed.entries.size()) + " entries");
+    CheckSubmission(listed.entries[position], submission, SetSize(listed.process_set));
+    if (batch->Keep(position, &submission)) return;
+    batch->NoteSubmitted(position);
+    Submit(batch->batch(), batch->PlaceOf(position), std::move(submission));
+  }
+
+  void Abandon(const OpenBatchPtr& batch, const std::string& reason) {
+    if (!batch->KeepAbandon(reason)) Abandon(batch->batch(), reason);
+  }
+
+  // Of BatchRunner.
+  BatchPtr Make(const DomainSpecPtr& spec) override {
+    const std::shared_ptr<const Plan> plan = PlanOf(*spec);
+    return std::make_shared<Batch>(spec, plan, slots_.Of(spec->process_set)->Find(spec->name, *plan),
+                                   completions_, metrics_);
+  }
+  void Start(const BatchPtr& batch) override { control_->Open(batch); }
+  void Submit(const BatchPtr& batch, int place, Submission submission) override {
+    const int group = batch->Submit(place, std::move(submission));
     if (group < 0) return;
     if (options_.null)
       RunNull(batch, group);
     else
       control_->GroupReady(batch, group);
   }
-
-  void Abandon(const BatchPtr& batch, const std::string& reason) {
+  void Abandon(const BatchPtr& batch, const std::string& reason) override {
     if (options_.null)
       batch->FailRest({Kind::kAbandoned, reason});
     else
@@ -169,8 +206,12 @@ class Engine::Impl {
 
   int Join() {
     Promise<std::pair<Status, int>> promise;
-    control_->Join(
-        [&promise](const Status& status, int last_rank) { promise.Set({status, last_rank}); });
+    book_->Join([this, &promise] {
+      control_->Join([this, &promise](const Status& status, int last_rank) {
+        book_->Joined();
+        promise.Set({status, last_rank});
+      });
+    });
     const auto [status, last_rank] = promise.Wait();
     ThrowIfError(status);
     return last_rank;
@@ -200,6 +241,7 @@ class Engine::Impl {
   SlotTable slots_;
   DataLoop data_;
   std::unique_ptr<ControlLoop> control_;
+  const std::shared_ptr<PlanBook> book_;
   std::mutex closing_;
   bool shut_down_ = false;
 
@@ -267,11 +309,11 @@ Engine::~Engine() {
 
 const comm::Topology& Engine::topology() const { return impl_->world_->topology(); }
 comm::World& Engine::world() { return *impl_->world_; }
-BatchPtr Engine::Open(const DomainSpecPtr& spec) { return impl_->Open(spec); }
-void Engine::Submit(const BatchPtr& batch, int position, Submission submission) {
+OpenBatchPtr Engine::Open(const DomainSpecPtr& spec) { return impl_->Open(spec); }
+void Engine::Submit(const OpenBatchPtr& batch, int position, Submission submission) {
   impl_->Submit(batch, position, std::move(submission));
 }
-void Engine::Abandon(const BatchPtr& batch, const std::string& reason) {
+void Engine::Abandon(const OpenBatchPtr& batch, const std::string& reason) {
   impl_->Abandon(batch, reason);
 }
 int Engine::AddProcessSet(const std::vector<int>& ranks) {
@@ -295,7 +337,15 @@ std::string Engine::DescribePlan(const std::string& domain) const {
   const DomainSpecPtr spec = FindSpec(domain);
   if (!spec)
     throw Error(Kind::kInvalidArgument, "no domain named '" + domain + "' has been registered");
-  return Describe(*spec);
+  const DomainSpecPtr current = impl_->book_->Current(spec->process_set, domain);
+  return Describe(current ? *current : *spec);
+}
+
+std::vector<PlanReport> Engine::PlanReports() const {
+  std::vector<PlanReport> reports;
+  for (const auto& [process_set, domain] : impl_->book_->Domains())
+    reports.push_back(impl_->book_->Report(process_set, domain));
+  return reports;
 }
 
 std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec,
@@ -313,7 +363,7 @@ std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec,
   auto shared = std::make_shared<Shared>();
   shared->left = submissions.size();
   shared->results.resize(submissions.size());
-  const BatchPtr batch = Open(spec);
+  const OpenBatchPtr batch = Open(spec);
   for (size_t i = 0; i < submissions.size(); ++i) {
     submissions[i].done = [shared, i](const Result& result) {
       std::unique_lock<std::mutex> lock(shared->mutex);

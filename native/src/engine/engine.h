@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/world.h"
+#include "engine/measured.h"
 #include "engine/spec.h"
 
 namespace gradred::engine {
@@ -17,6 +18,8 @@ struct EngineOptions {
   Nanos transport_timeout = 30 * kSecond;  // agreed work that does not move
   int64_t slot_nbytes = 2 << 20;           // of the largest group that is packed early
   bool negotiation_timer = true;
+  int plan_batches = 8;                     // measured for a plan
+  SpareCore spare_core = SpareCore::kAuto;  // whether ranks leave a core idle while they compute
   bool null = false;  // GRADRED_NULL: return the inputs, talk to nobody (to measure what
                       // communication costs)
 };
@@ -30,7 +33,8 @@ struct Metrics {
   int64_t saturated = 0;  // finite elements that the wire dtype turned infinite, summed over ranks
   int64_t partly_absent = 0;  // members present on some ranks only
   int64_t abandoned = 0;
-  double wait_s = 0;  // sum over batches: last local submit to last result
+  int64_t plan_changes = 0;  // of planned domains, after measurements
+  double wait_s = 0;         // sum over batches: last local submit to last result
   double last_wait_s = 0;
   double communication_s = 0;  // data loop busy with groups
   int64_t packed_early = 0;    // members packed by the thread that submitted them
@@ -40,8 +44,9 @@ struct Metrics {
   int64_t pool_nbytes = 0, pool_fresh = 0, pool_reused = 0;
 };
 
-class Batch;  // one pass over a domain, on this rank
-using BatchPtr = std::shared_ptr<Batch>;
+class OpenBatch;  // one pass over a domain, on this rank, as its caller sees it
+using OpenBatchPtr = std::shared_ptr<OpenBatch>;
+struct PlanReport;  // engine/plan_report.h
 
 class Engine {
  public:
@@ -55,15 +60,17 @@ class Engine {
 
   // Starts the next batch of a domain; any thread, does not wait. `spec` must be complete(). Then
   // Submit each position once, from any thread, or Abandon. Batches of one domain run in the order
-  // of Open. Throws kInvalidArgument for a wrong spec or unknown process set or one that this rank
-  // is no member of, and the engine's first cause when it has failed.
-  BatchPtr Open(const DomainSpecPtr& spec);
+  // of Open. The entries travel as listed, proposed or planned: See Note [Plans of a domain] in
+  // plan_book.h; positions are those of the list in any case. Throws kInvalidArgument for a wrong
+  // spec or unknown process set or one that this rank is no member of, and the engine's first cause
+  // when it has failed.
+  OpenBatchPtr Open(const DomainSpecPtr& spec);
   // Does not wait and does not throw for failures of the engine: those reach `done`.
   // kInvalidArgument when the position was submitted already.
-  void Submit(const BatchPtr& batch, int position, Submission submission);
+  void Submit(const OpenBatchPtr& batch, int position, Submission submission);
   // No more submits will come for this batch: its groups that have not run fail here and on the
   // peers (kAbandoned with this rank and reason).
-  void Abandon(const BatchPtr& batch, const std::string& reason);
+  void Abandon(const OpenBatchPtr& batch, const std::string& reason);
 
   // Open, submit all, wait; results in order. Throws the first error.
   std::vector<Result> RunBlocking(const DomainSpecPtr& spec, std::vector<Submission> submissions);
@@ -87,6 +94,8 @@ class Engine {
   Metrics metrics() const;
   // One domain's groups as text lines, for gradred.plan().
   std::string DescribePlan(const std::string& domain) const;
+  // Of the domains with a proposal or a plan that have begun here, in the order in which they did.
+  std::vector<PlanReport> PlanReports() const;
 
  private:
   class Impl;

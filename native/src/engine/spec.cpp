@@ -1,7 +1,10 @@
 #include "engine/spec.h"
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
+
+#include "base/digest.h"
 
 namespace gradred::engine {
 
@@ -54,6 +57,22 @@ int64_t EntrySpec::count() const {
     n *= d;
   }
   return n;
+}
+
+int64_t Arrangement::Digest() const {
+  std::string text;
+  for (int position : order) text += std::to_string(position) + ",";
+  for (int end : group_ends) text += "|" + std::to_string(end);
+  return static_cast<int64_t>(DigestOf(text, 0).lo >> 1);
+}
+
+ArrangementPtr DomainSpec::Listed() const {
+  auto listed = std::make_shared<Arrangement>();
+  listed->order.resize(entries.size());
+  std::iota(listed->order.begin(), listed->order.end(), 0);
+  listed->group_ends =
+      group_ends.empty() ? std::vector<int>{static_cast<int>(entries.size())} : group_ends;
+  return listed;
 }
 
 bool DomainSpec::complete() const {

@@ -36,13 +36,26 @@ struct EntrySpec {
 
 struct Plan;  // engine/plan.h
 
+// An order of a domain's entries, cut into groups.
+struct Arrangement {
+  std::vector<int> order;       // order[place] = position in the list of the domain
+  std::vector<int> group_ends;  // of places; the last is the number of entries
+  int64_t Digest() const;       // not negative
+};
+using ArrangementPtr = std::shared_ptr<const Arrangement>;
+
 struct DomainSpec {
   std::string name;
   int process_set = 0;
   std::vector<EntrySpec> entries;
   std::vector<int> group_ends;  // empty: one group
 
+  // The list is alike on all ranks. What follows is this rank's wish: See Note [Plans of a domain]
+  ArrangementPtr proposal;  // null: as listed
+  bool planned = false;     // order and groups are to be measured, and changed while it runs
+
   bool complete() const;  // every dimension is known
+  ArrangementPtr Listed() const;
 
   // What the engine makes of the spec, once. A spec does not change after its first Open.
   mutable std::shared_ptr<const Plan> plan;

@@ -1,0 +1,107 @@
+// Which order and groups each batch of a domain has: the same on all ranks for the same batch.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/open_batch.h"
+#include "engine/plan_report.h"
+
+namespace gradred::engine {
+
+// Note [Plans of a domain]
+// A domain is listed alike on all ranks. It should travel in the order in which its entries become
+// ready, in groups that hide each other; for that each rank has a proposal from its graph, and a
+// planned domain is measured. What a batch looks like must be the same on all ranks, so it follows
+// from its number alone, and from what earlier batches have agreed on in entries of their own:
+//   kCompare   the ranks compare digests of what each would do next; if all are equal, it counts
+//              from the next batch on, else everything stays
+//   kProbe     groups of some sizes, whose times are measured
+//   kExchange  the maxima over the ranks of what each has measured; from these every rank makes the
+//              same proposal (pure functions of integers), and the next batch is a kCompare
+// Batch 0 compares the proposals of the graphs, batch 1 of a planned domain probes, batches 2 and 3
+// warm up, `plan_batches` are measured, the next one exchanges. A batch that begins before an
+// earlier one has decided what it looks like is held: what is submitted is kept, nothing waits.
+// A batch that fails fails on all ranks, with its entries here or there: then it has not decided,
+// and a later one does.
+// Batch numbers are in step because every rank opens every batch of a domain: but for those that
+// joined. So the end of a join, after which everybody's next batch is a common one, begins
+// everything anew. During a join nothing needs to: those who joined bring the neutral element.
+
+// What the book needs of the engine. Any thread.
+class BatchRunner {
+ public:
+  virtual ~BatchRunner() = default;
+  virtual BatchPtr Make(const DomainSpecPtr& spec) = 0;
+  virtual void Start(const BatchPtr& batch) = 0;  // in the order of calls
+  virtual void Submit(const BatchPtr& batch, int place, Submission submission) = 0;
+  virtual void Abandon(const BatchPtr& batch, const std::string& reason) = 0;
+};
+
+struct PlanOptions {
+  int batches = 8;  // measured for a plan
+  SpareCore spare_core = SpareCore::kAuto;
+  double cores = 1;  // of this rank
+};
+
+class PlanBook : public std::enable_shared_from_this<PlanBook> {
+ public:
+  PlanBook(BatchRunner* runner, PlanOptions options, std::shared_ptr<MetricsStore> metrics);
+  ~PlanBook();
+
+  // The next batch of a domain. `alone`: of a process set of one rank.
+  OpenBatchPtr Open(const DomainSpecPtr& listed, bool alone);
+  // Calls `post`, which tells the control loop that this rank joins, when no batch that was opened
+  // before is held. `Joined` follows when the join has ended. Throws kInvalidArgument during one:
+  // whether two calls overlap is chance, so sharing one join would differ between ranks.
+  void Join(std::function<void()> post);
+  void Joined() { joining_ = false; }
+  // The engine ends: what is held fails.
+  void Close(const Status& status);
+
+  // Throws kInvalidArgument when nothing was opened under this name.
+  PlanReport Report(int process_set, const std::string& domain) const;
+  std::vector<std::pair<int, std::string>> Domains() const;  // in the order of their first batches
+  // The spec that a batch would have now, or null.
+  DomainSpecPtr Current(int process_set, const std::string& domain) const;
+
+ private:
+  struct Domain;
+  // A batch on its way out of the lock: submissions are made without it.
+  struct Opened {
+    OpenBatchPtr batch;
+    OpenBatch::Kept kept;
+    std::vector<Submission> own;
+  };
+  void OpenNow(Domain* domain, const OpenBatchPtr& batch, std::vector<Opened>* opened);
+  FormPtr FormOf(Domain* domain, const DomainSpecPtr& listed, Purpose purpose);
+  std::vector<Submission> OwnSubmissions(Domain* domain, const Form& form,
+                                         const DomainSpecPtr& listed);
+  void Submit(std::vector<Opened> opened);
+  void Compared(Domain* domain, int64_t epoch, const Status& status,
+                const std::vector<int64_t>& maxima);
+  void Exchanged(Domain* domain, int64_t epoch, const Status& status,
+                 const std::vector<int64_t>& maxima, const DomainSpecPtr& listed);
+  void Decided(Domain* domain, std::vector<Opened>* opened);
+  void Reset(Domain* domain);
+  void JoinIfFree();
+
+  BatchRunner* runner_;  // null after Close
+  const PlanOptions options_;
+  const std::shared_ptr<MetricsStore> metrics_;
+  mutable std::mutex mutex_;
+  std::atomic<bool> any_{false};
+  std::map<std::pair<int, std::string>, std::unique_ptr<Domain>> domains_;  // never erased
+  std::vector<std::pair<int, std::string>> names_;
+  std::function<void()> join_;  // waits for held batches
+  std::atomic<bool> joining_{false};
+};
+
+}  // namespace gradred::engine
