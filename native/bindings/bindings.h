@@ -70,7 +70,7 @@ T WaitInterruptible(const std::shared_future<T>& future) {
 }
 
 // A spec from Python's values, see _core.pyi. Throws kInvalidArgument for a name that is not known.
-std::shared_ptr<engine::DomainSpec> MakeSpec(const std::string& name, int process_set, const py::list& entries,
-                               std::vector<int> group_ends);
+std::shared_ptr<engine::DomainSpec> MakeSpec(const std::string& name, int process_set,
+                                             const py::list& entries, std::vector<int> group_ends);
 
 }  // namespace gradred::bindings

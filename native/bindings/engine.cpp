@@ -178,8 +178,8 @@ std::vector<std::string> Registered() {
 }
 
 void RegisterSpec(const std::string& name, int process_set, const py::list& entries,
-                  std::vector<int> group_ends, std::vector<int> order,
-                  std::vector<int> order_ends, bool planned) {
+                  std::vector<int> group_ends, std::vector<int> order, std::vector<int> order_ends,
+                  bool planned) {
   auto spec = MakeSpec(name, process_set, entries, std::move(group_ends));
   if (!order.empty())
     spec->proposal = std::make_shared<const engine::Arrangement>(
@@ -203,8 +203,8 @@ void BindTopology(py::module_& m) {
 
 }  // namespace
 
-std::shared_ptr<engine::DomainSpec> MakeSpec(const std::string& name, int process_set, const py::list& entries,
-                               std::vector<int> group_ends) {
+std::shared_ptr<engine::DomainSpec> MakeSpec(const std::string& name, int process_set,
+                                             const py::list& entries, std::vector<int> group_ends) {
   auto spec = std::make_shared<engine::DomainSpec>();
   spec->name = name;
   spec->process_set = process_set;

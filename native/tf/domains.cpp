@@ -50,7 +50,6 @@ engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix)
   return spec;
 }
 
-
 engine::DomainSpecPtr WithShapes(const engine::DomainSpecPtr& spec,
                                  const std::vector<engine::Shape>& shapes) {
   static auto* mutex = new std::mutex;

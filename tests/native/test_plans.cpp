@@ -200,7 +200,8 @@ TEST(AnyBatchMayBeAbandoned) {
         std::mt19937_64 common(Seed()), random(Seed() + 1 + r);
         for (int step = 0; step < 80; ++step) {
           const bool abandon = common() % 3 == 0;
-          const int who = static_cast<int>(common() % 3), after = static_cast<int>(common() % kEntries);
+          const int who = static_cast<int>(common() % 3),
+                    after = static_cast<int>(common() % kEntries);
           Step pass(engine, spec, r, step);
           int submitted = 0;
           for (int e = kEntries - 1; e >= 0; --e) {

@@ -136,8 +136,8 @@ class Engine::Impl final : public BatchRunner {
   // Of BatchRunner.
   BatchPtr Make(const DomainSpecPtr& spec) override {
     const std::shared_ptr<const Plan> plan = PlanOf(*spec);
-    return std::make_shared<Batch>(spec, plan, slots_.Of(spec->process_set)->Find(spec->name, *plan),
-                                   completions_, metrics_);
+    return std::make_shared<Batch>(
+        spec, plan, slots_.Of(spec->process_set)->Find(spec->name, *plan), completions_, metrics_);
   }
   void Start(const BatchPtr& batch) override { control_->Open(batch); }
   void Submit(const BatchPtr& batch, int place, Submission submission) override {

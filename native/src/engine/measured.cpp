@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kBusyPermille = 900;  // busier than that: no core to spare
 constexpr int kFirstRest = 100, kLongestRest = 3200;
-constexpr int kGenerations = 2;         // how often candidates are made before one is chosen
+constexpr int kGenerations = 2;  // how often candidates are made before one is chosen
 
 // The same groups whatever the order inside them: entries of a group in the order of the list.
 ArrangementPtr Arrange(const std::vector<int>& order, const std::vector<int>& group_ends) {
