@@ -2,6 +2,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/timeline.h"
 #include "comm/shm/job.h"
 
 namespace gradred::comm::shm {
@@ -52,11 +53,13 @@ class InPlaceJob final : public Job {
           slots_[static_cast<size_t>(peer)] = MemoryOf(peer, offset_ + nbytes_) + offset_;
         }
         state_ = State::kMove;
+        stage_.Enter("sum in place", parts_[me()].nbytes());
         return true;
       case State::kMove:
         if (!MoveBlock(budget)) {
           common_.Pass(common_.board->done(turn_), turn_ / kWorksOnBoard);
           state_ = State::kDone;
+          stage_.End();
         }
         return true;
       case State::kDone:
@@ -94,6 +97,7 @@ class InPlaceJob final : public Job {
   std::vector<char*> slots_;  // of all ranks, at the offset
   int64_t at_ = 0;            // of my part, done so far
   State state_ = State::kWait;
+  timeline::Stage stage_;
 };
 
 }  // namespace
