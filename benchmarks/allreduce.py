@@ -176,6 +176,8 @@ def latency_part(contest: Contest, report: Report, options: Any) -> None:
             Target("16 bytes in a tf.function", figures["graph"].median_s * 1e6, limit * 1e6, "us")
         )
     name = "graph" if "graph" in contest.names else "gradred"
+    if not options.silences:
+        return
     silence = {"silence_s": options.silence_s, "count": 4, "dtype": "float32", "warmup": 1}
     with contest.jobs.turn(name) as job:
         blocks = job.call("contestants.block", 600, iterations=options.silences, **silence)

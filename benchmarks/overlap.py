@@ -284,7 +284,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--parts", default="work,sleep,brute,real")
     add("--scale", type=float, default=1.0, help="of the gradients' sizes")
     add("--work", type=float, default=1.0, help="of the time of the layers")
-    add("--layers", type=int, default=12, help="of the brute force, the last ones; at most 12")
+    add("--layers", type=int, default=10, help="of the brute force, the last ones; at most 12")
     add("--keep", type=int, default=12, help="how many of the brute force are measured again")
     add("--network", default="wide", help="dense, wide or diffraction")
     add("--rounds", type=int, default=5)

@@ -16,8 +16,9 @@ _HERE = Path(__file__).parent
 
 # Name of the result and the line that makes it.
 RUNS = {
-    "allreduce-2": "allreduce.py --ranks 2",
-    "allreduce-4": "allreduce.py --ranks 4",
+    "allreduce-2": "allreduce.py --ranks 2 --dtypes float32",
+    "allreduce-2-halves": "allreduce.py --ranks 2 --dtypes float16,bfloat16 --silences 0",
+    "allreduce-4": "allreduce.py --ranks 4 --dtypes float32 --silences 0",
     "negotiation": "negotiation.py",
     "overlap": "overlap.py",
     "step": "step.py",

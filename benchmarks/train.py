@@ -52,7 +52,8 @@ def one(jobs: Jobs, names: list[str], network: str, options: Any) -> dict[str, l
     """Seconds a step in each block, name -> blocks."""
     for name in names:
         with jobs.turn(name) as job:
-            job.call("programs.build", 300, key="net", kind="network", name=network)
+            given = {"kind": "network", "name": network, "batch": options.batch}
+            job.call("programs.build", 300, key="net", **given)
 
     def block(name: str, iterations: int) -> list[Any]:
         # No barriers: ranks drift apart as they do in training.
@@ -120,6 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__.split("\n", 1)[0])
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--batch", type=int, help="samples a step and rank, of each network")
     parser.add_argument("--block-s", type=float, help="seconds a block")
     options = parser.parse_args(argv)
     if options.quick:
@@ -131,6 +133,7 @@ def main(argv: list[str] | None = None) -> None:
         for network in options.networks.split(","):
             with jobs.turn("independent") as job:
                 facts = job.call("programs.network_facts", name=network)[0]
+            facts["batch"] = options.batch or facts["batch"]
             found = one(jobs, names, network, options)
             report_network(report, network, facts, found, options.ranks)
             for row in report.rows:

@@ -7,8 +7,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,10 +68,21 @@ class Report:
     targets: list[Target] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what was left out and why
     picture: str = ""  # SVG
+    begun: tuple[float, float] = field(default_factory=lambda: (time.monotonic(), busy_s()))
 
     def note(self, text: str) -> None:
         self.notes.append(text)
         print(f"note: {text}", flush=True)
+
+    def disturbance(self) -> float:
+        """Cores that others, also other virtual machines, took on average since the beginning.
+
+        After the jobs have ended: until then their time is not known.
+        """
+        begun, busy = self.begun
+        kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        own = sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, kinds))
+        return max(0.0, busy_s() - busy - own) / max(1e-9, time.monotonic() - begun)
 
     def print_targets(self) -> None:
         if not self.targets:
@@ -89,6 +102,8 @@ class Report:
     def write(self, out: Path | None) -> None:
         """Prints the targets; writes the JSON file and the picture if ``out`` is given."""
         self.print_targets()
+        disturbance = self.disturbance()
+        print(f"others took {disturbance:.2f} cores on average", flush=True)
         if out is None:
             return
         targets = [{**vars(t), "reached": t.reached} for t in self.targets]
@@ -100,6 +115,7 @@ class Report:
             "machine": machine(),
             "versions": versions(),
             "environment": {k: v for k, v in os.environ.items() if k.startswith("GRADRED_")},
+            "cores_taken_by_others": round(disturbance, 3),
             "settings": self.settings,
             "targets": targets,
             "notes": self.notes,
@@ -120,6 +136,13 @@ def commit() -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+def busy_s() -> float:
+    """Seconds that all cores of the machine were not idle, or not there."""
+    ticks = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]))
+    user, nice, system, _, _, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def library() -> str:
