@@ -25,7 +25,17 @@ if TYPE_CHECKING:
         shutdown,
         size,
     )
-    from gradred.collectives import allgather, allreduce, barrier, broadcast, grouped_allreduce
+    from gradred.collectives import (
+        allgather,
+        allreduce,
+        alltoall,
+        barrier,
+        broadcast,
+        grouped_allgather,
+        grouped_allreduce,
+        grouped_reducescatter,
+        reducescatter,
+    )
     from gradred.counters import Metrics, metrics
     from gradred.errors import (
         Abandoned,
@@ -51,7 +61,10 @@ _HOMES = {
         "cross_rank cross_size describe init is_homogeneous is_initialized join local_rank "
         "local_size plan rank shutdown size"
     ),
-    "collectives": "allgather allreduce barrier broadcast grouped_allreduce",
+    "collectives": (
+        "allgather allreduce alltoall barrier broadcast grouped_allgather grouped_allreduce "
+        "grouped_reducescatter reducescatter"
+    ),
     "counters": "Metrics metrics",
     "errors": (
         "Abandoned Error Internal InvalidArgument Mismatch NotInitialized PeerLost Timeout "
@@ -89,6 +102,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_object",
@@ -96,7 +110,9 @@ __all__ = [
     "cross_size",
     "describe",
     "global_process_set",
+    "grouped_allgather",
     "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -106,6 +122,7 @@ __all__ = [
     "metrics",
     "plan",
     "rank",
+    "reducescatter",
     "shutdown",
     "size",
     "start_timeline",

@@ -29,7 +29,17 @@ from gradred.errors import InvalidArgument
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp, native_name
 
-__all__ = ["allgather", "allreduce", "barrier", "broadcast", "grouped_allreduce"]
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
 
 _WIRES = ("none", "float16", "bfloat16")
 
@@ -66,9 +76,8 @@ def allreduce(
         Mismatch: ranks differ in shape, dtype, op, factors or wire. The same on all ranks.
         Abandoned: another rank gave up. NotInitialized: before ``init()``.
     """
-    return _reduce(
-        "allreduce", [array], op, name, prescale_factor, postscale_factor, process_set, wire, out
-    )[0]
+    factors = (prescale_factor, postscale_factor)
+    return _reduce("allreduce", [array], op, name, factors, process_set, wire, out)[0]
 
 
 def grouped_allreduce(
@@ -86,20 +95,48 @@ def grouped_allreduce(
     The list must have the same length, shapes and dtypes on all ranks. Arguments, results and
     errors of each array: see ``allreduce``.
     """
-    arrays = list(arrays)
-    if not arrays:
-        process_set.require_member("grouped_allreduce")
-        return []
-    return _reduce(
-        "grouped_allreduce",
-        arrays,
-        op,
-        name,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        wire,
-    )
+    factors = (prescale_factor, postscale_factor)
+    return _reduce("grouped_allreduce", list(arrays), op, name, factors, process_set, wire)
+
+
+def reducescatter(
+    array: Any,
+    op: ReduceOp | int = ReduceOp.Average,
+    name: str | None = None,
+    *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> np.ndarray:
+    """Reduces an array over the ranks and leaves each rank its part of the rows.
+
+    array: at least one dimension, the same shape on all ranks. Its first dimension, of any length,
+    is spread over the ranks as evenly as can be, in the order of ranks; the lower ones get one row
+    more. dtypes, op and factors: see ``allreduce``.
+
+    Returns: this rank's rows of the reduced array, [rows / ranks (maybe + 1), ...].
+
+    Raises: see ``allreduce``; InvalidArgument also for a scalar.
+    """
+    factors = (prescale_factor, postscale_factor)
+    return _reduce("reducescatter", [array], op, name, factors, process_set)[0]
+
+
+def grouped_reducescatter(
+    arrays: Sequence[Any],
+    op: ReduceOp | int = ReduceOp.Average,
+    name: str | None = None,
+    *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[np.ndarray]:
+    """``reducescatter`` of a list of arrays: all or none. dtypes and shapes may be mixed.
+
+    The list must have the same length, shapes and dtypes on all ranks.
+    """
+    factors = (prescale_factor, postscale_factor)
+    return _reduce("grouped_reducescatter", list(arrays), op, name, factors, process_set)
 
 
 def allgather(
@@ -114,11 +151,49 @@ def allgather(
 
     Raises: see ``allreduce``; InvalidArgument also for a scalar.
     """
-    what = _what("allgather", name)
-    value = as_input(array, what)
-    if value.array.ndim == 0:
-        raise InvalidArgument(f"{what}: a scalar: expected at least one dimension")
-    return _run_one("allgather", value, name, process_set.require_member(what))
+    return _allgather("allgather", [array], name, process_set)[0]
+
+
+def grouped_allgather(
+    arrays: Sequence[Any], name: str | None = None, *, process_set: ProcessSet = global_process_set
+) -> list[np.ndarray]:
+    """``allgather`` of a list of arrays: all or none. dtypes and shapes may be mixed.
+
+    The list must have the same length and dtypes on all ranks, and the same shapes but for the
+    first dimensions.
+    """
+    return _allgather("grouped_allgather", list(arrays), name, process_set)
+
+
+def alltoall(
+    array: Any,
+    splits: Sequence[int] | np.ndarray | None = None,
+    name: str | None = None,
+    *,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends each rank a part of the rows, and returns the parts from all in the order of ranks.
+
+    array: at least one dimension; the first may differ between ranks (also be 0), the others must
+    agree. splits: how many rows go to each rank of the set, in their order, the first rows to the
+    first rank; integers whose sum is the first dimension. None: equal parts, and the first
+    dimension is a multiple of the number of ranks. Ranks may differ in giving splits.
+
+    Returns: an array of shape [sum of the rows received, ...]; with splits a pair of it and the
+    number of rows from each rank, int64 [ranks].
+
+    Raises: see ``allreduce``; InvalidArgument also for a scalar, and for splits that do not fit:
+    the other ranks then get Abandoned.
+    """
+    what = _what("alltoall", name)
+    [value] = _rows([array], what)
+    number = process_set.require_member(what)
+    counts = None if splits is None else _splits(splits, what, number)
+    domain = name or _unnamed("alltoall", [value], number)
+    entry = _entry("alltoall", domain, value.dtype, value.array.shape)
+    [(result, _, received)] = core.run(domain, number, [entry], [], [value.array], [counts])
+    rows = value.result(_present(result))
+    return rows if splits is None else (rows, np.array(received, np.int64))
 
 
 def broadcast(
@@ -145,7 +220,11 @@ def broadcast(
             f"{what}: root_rank={root_rank!r}: expected a rank of process set {number} "
             f"({', '.join(map(str, process_set.ranks))})"
         )
-    return _run_one("broadcast", value, name, number, root=int(root_rank))
+    domain = name or _unnamed("broadcast", [value], number)
+    entry = _entry("broadcast", domain, value.dtype, value.array.shape)
+    entry["root"] = int(root_rank)
+    [(result, _, _)] = core.run(domain, number, [entry], [], [value.array])
+    return value.result(_present(result))
 
 
 def barrier(name: str | None = None, *, process_set: ProcessSet = global_process_set) -> None:
@@ -160,35 +239,41 @@ def _reduce(
     arrays: Sequence[Any],
     op: ReduceOp | int,
     name: str | None,
-    prescale: float,
-    postscale: float,
+    factors: tuple[float, float],  # prescale, postscale
     process_set: ProcessSet,
-    wire: str | None,
+    wire: str | None = None,  # of allreduces
     out: np.ndarray | None = None,  # of the only array
 ) -> list[np.ndarray]:
     what = _what(operation, name)
     reduce_op = native_name(op, what)
-    wire = basics.settings().wire if wire is None else wire
+    scatter = operation.endswith("reducescatter")
+    if scatter:
+        wire = "none"
+    elif wire is None:
+        wire = basics.settings().wire
     if wire not in _WIRES:
         raise InvalidArgument(f"{what}: wire={wire!r}: expected one of {', '.join(_WIRES)}")
-    for factor, value in (("prescale_factor", prescale), ("postscale_factor", postscale)):
+    for factor, value in zip(("prescale_factor", "postscale_factor"), factors, strict=True):
         if not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
             raise InvalidArgument(f"{what}: {factor}={value!r}: expected a finite number")
     if not isinstance(process_set, ProcessSet):
         raise InvalidArgument(f"{what}: process_set={process_set!r}: expected a ProcessSet")
-    values = [as_input(array, what) for array in arrays]
+    values = _rows(arrays, what) if scatter else [as_input(array, what) for array in arrays]
     outputs = []
     if out is not None:
         check_output(out, values[0], what)
         outputs = [out]
     number = process_set.require_member(what)
+    if not values:
+        return []
     domain = name or _unnamed(operation, values, number)
     entries = []
     for position, value in enumerate(values):
         label = domain if len(values) == 1 else f"{domain}/{position}"
-        entry = _entry("allreduce", label, value.dtype, value.array.shape)
+        kind = "reducescatter" if scatter else "allreduce"
+        entry = _entry(kind, label, value.dtype, value.array.shape)
         entry["reduce_op"] = reduce_op
-        entry["prescale"], entry["postscale"] = float(prescale), float(postscale)
+        entry["prescale"], entry["postscale"] = map(float, factors)
         if wire != "none" and value.dtype in ("float32", "float64"):
             entry["wire"] = wire
         entries.append(entry)
@@ -202,14 +287,46 @@ def _reduce(
     ]
 
 
-def _run_one(
-    operation: str, value: Input, name: str | None, process_set: int, root: int = 0
-) -> np.ndarray:
-    domain = name or _unnamed(operation, [value], process_set)
-    entry = _entry(operation, domain, value.dtype, value.array.shape)
-    entry["root"] = root
-    [(result, _, _)] = core.run(domain, process_set, [entry], [], [value.array])
-    return value.result(_present(result))
+def _allgather(
+    operation: str, arrays: Sequence[Any], name: str | None, process_set: ProcessSet
+) -> list[np.ndarray]:
+    what = _what(operation, name)
+    values = _rows(arrays, what)
+    number = process_set.require_member(what)
+    if not values:
+        return []
+    domain = name or _unnamed(operation, values, number)
+    labels = [domain] if len(values) == 1 else [f"{domain}/{i}" for i in range(len(values))]
+    entries = [
+        _entry("allgather", label, value.dtype, value.array.shape)
+        for label, value in zip(labels, values, strict=True)
+    ]
+    results = core.run(domain, number, entries, [], [value.array for value in values])
+    return [
+        value.result(_present(result))
+        for value, (result, _, _) in zip(values, results, strict=True)
+    ]
+
+
+def _rows(arrays: Sequence[Any], what: str) -> list[Input]:
+    """Arrays whose first dimension counts; refuses scalars."""
+    values = [as_input(array, what) for array in arrays]
+    for position, value in enumerate(values):
+        if value.array.ndim == 0:
+            which = what if len(values) == 1 else f"{what}: array {position}"
+            raise InvalidArgument(f"{which}: a scalar: expected at least one dimension")
+    return values
+
+
+def _splits(splits: Any, what: str, process_set: int) -> list[int]:
+    """Numbers of rows; that they fit is for the engine to see, which tells the other ranks."""
+    numbers = np.asarray(splits)
+    if numbers.ndim != 1 or (numbers.size > 0 and numbers.dtype.kind not in "iu"):
+        raise InvalidArgument(
+            f"{what}: rank {core.rank()} in process set {process_set}: expected as splits a list "
+            f"of integers, got {numbers.dtype.name} {list(numbers.shape)}"
+        )
+    return [int(number) for number in numbers]
 
 
 def _what(operation: str, name: str | None) -> str:

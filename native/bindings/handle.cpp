@@ -95,7 +95,7 @@ void* OutputData(const EntrySpec& entry, const py::object& output) {
 class Handle {
  public:
   Handle(DomainSpecPtr spec, std::vector<py::object> inputs,
-         std::vector<std::vector<int64_t>> splits, std::vector<py::object> outputs)
+         std::vector<std::optional<std::vector<int64_t>>> splits, std::vector<py::object> outputs)
       : spec_(std::move(spec)),
         inputs_(std::move(inputs)),
         outputs_(std::move(outputs)),
@@ -226,7 +226,7 @@ class Handle {
   bool launched_ = false;  // the engine may use the inputs
 };
 
-using Splits = std::vector<std::vector<int64_t>>;
+using Splits = std::vector<std::optional<std::vector<int64_t>>>;
 
 std::unique_ptr<Handle> Start(const std::string& name, int process_set, const py::list& entries,
                               std::vector<int> group_ends, std::vector<py::object> inputs,

@@ -5,6 +5,7 @@
 #include "bindings.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/mpi/mpi_library.h"
+#include "comm/mpi/mpi_process.h"
 
 namespace gradred::bindings {
 namespace {
@@ -131,6 +132,7 @@ void BindWorld(py::module_& m) {
   m.def("close_world", &CloseWorld);
   m.def("start_engine", &StartEngine, py::arg("options"));
   m.def("mpi_library", &MpiLibrary);
+  m.def("mpi_one_at_a_time", [] { return comm::mpi::Process::Get().one_at_a_time(); });
 }
 
 }  // namespace gradred::bindings

@@ -257,7 +257,7 @@ void StartAndWait(void* kernel, TF_OpKernelContext* context) {
 void Destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 // TensorFlow's create function has no argument of ours, so each op gets one of its own.
-constexpr int kMaxOps = 8;
+constexpr int kMaxOps = 16;
 const OpDefinition* definitions[kMaxOps];
 
 template <int kIndex>

@@ -14,6 +14,8 @@ constexpr char kTensorTypes[] = "T: list(" GRADRED_TF_TYPES ") >= 1";
 
 const std::vector<OpDefinition>&
 GraphOps();  // GradredBegin, GradredSubmit, GradredJoin, GradredWait
-const std::vector<OpDefinition>& EagerOps();  // GradredRunList
+const std::vector<OpDefinition>& EagerOps();     // GradredRunList
+const std::vector<OpDefinition>& AllToAllOps();  // GradredAllToAll
+const std::vector<OpDefinition>& WorldOps();     // GradredWorld
 
 }  // namespace gradred::tf

@@ -12,8 +12,8 @@ Status load_status;
 
 __attribute__((constructor)) void RegisterAll() {
   try {
-    for (const OpDefinition& op : GraphOps()) Register(op);
-    for (const OpDefinition& op : EagerOps()) Register(op);
+    for (const auto* ops : {&GraphOps(), &EagerOps(), &AllToAllOps(), &WorldOps()})
+      for (const OpDefinition& op : *ops) Register(op);
   } catch (...) {
     load_status = CurrentException();  // no exception may leave dlopen
   }

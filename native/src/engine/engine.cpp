@@ -54,9 +54,10 @@ double CoresOfRank(int local_size) {
   return bound < all ? bound : all / local_size;
 }
 
-std::string ToText(const std::vector<int>& ranks) {
+template <class Number>
+std::string ToText(const std::vector<Number>& numbers) {
   std::string text = "[";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  for (size_t i = 0; i < numbers.size(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
   return text + "]";
 }
 
@@ -123,7 +124,7 @@ class Engine::Impl final : public BatchRunner {
       throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
                                               listed.name + "', which has " +
                                               std::to_string(listed.entries.size()) + " entries");
-    CheckSubmission(listed.entries[position], submission, SetSize(listed.process_set));
+    CheckSubmission(listed, listed.entries[position], submission);
     if (batch->Keep(position, &submission)) return;
     batch->NoteSubmitted(position);
     Submit(batch->batch(), batch->PlaceOf(position), std::move(submission));
@@ -248,22 +249,35 @@ class Engine::Impl final : public BatchRunner {
  private:
   int SetSize(int id) const { return static_cast<int>(SetRanks(id).size()); }
 
-  static void CheckSubmission(const EntrySpec& entry, const Submission& submission, int size) {
-    if (submission.absent && entry.op != Op::kAllReduce)
+  void CheckSubmission(const DomainSpec& spec, const EntrySpec& entry,
+                       const Submission& submission) const {
+    const auto refuse = [&](const std::string& why) {
       throw Error(Kind::kInvalidArgument, std::string(OpName(entry.op)) + " of '" + entry.label +
-                                              "' cannot be absent; only an allreduce can");
+                                              "': rank " + std::to_string(world_->topology().rank) +
+                                              " in process set " +
+                                              std::to_string(spec.process_set) + ": " + why);
+    };
+    if (submission.absent && entry.op != Op::kAllReduce)
+      refuse("cannot be absent; only an allreduce can");
     if (entry.op != Op::kAllToAll) return;
-    int64_t total = 0;
-    for (int64_t n : submission.splits) total += n < 0 ? INT64_MIN / 2 : n;
-    const bool good =
-        submission.splits.empty()
-            ? entry.shape[0] % size == 0
-            : static_cast<int>(submission.splits.size()) == size && total == entry.shape[0];
-    if (!good)
-      throw Error(Kind::kInvalidArgument,
-                  "alltoall of '" + entry.label + "': " + std::to_string(entry.shape[0]) +
-                      " rows do not split over " + std::to_string(size) + " ranks as asked (" +
-                      std::to_string(submission.splits.size()) + " splits)");
+    const int64_t rows = entry.shape[0];
+    const int size = SetSize(spec.process_set);
+    if (!submission.splits) {
+      if (rows % size != 0)
+        refuse("expected splits, or a first dimension that is a multiple of " +
+               std::to_string(size) + ", the number of ranks; got " + std::to_string(rows));
+      return;
+    }
+    bool good = static_cast<int>(submission.splits->size()) == size;
+    int64_t left = rows;
+    for (int64_t n : *submission.splits) {
+      good &= n >= 0 && n <= left;
+      if (good) left -= n;
+    }
+    if (!good || left != 0)
+      refuse("expected as splits " + std::to_string(size) +
+             " numbers of rows from 0 with the sum " + std::to_string(rows) + ", got " +
+             ToText(*submission.splits));
   }
 
   // GRADRED_NULL: what a job of one rank without scales would return.
@@ -278,7 +292,11 @@ class Engine::Impl final : public BatchRunner {
       Result result;
       result.shape = entry.shape;
       result.present = member.absent ? 0 : 1;
-      result.received_splits = member.splits;
+      if (entry.op == Op::kAllToAll) {
+        const int size = SetSize(batch->spec().process_set);
+        result.received_splits =
+            member.splits.value_or(std::vector<int64_t>(size, entry.shape[0] / size));
+      }
       void* output = member.output;
       if (!output && member.allocate) output = member.allocate(entry.shape);
       const int64_t nbytes = entry.op == Op::kBarrier ? 0 : entry.count() * DTypeSize(entry.dtype);

@@ -28,9 +28,9 @@ struct Metrics {
   int64_t batches = 0, groups = 0, entries = 0;
   int64_t bytes = 0;  // of tensors, once each
   int64_t rounds = 0, empty_rounds = 0, unions = 0;
-  int64_t non_finite =
-      0;  // groups' elements that were infinite or NaN when packed, summed over ranks
-  int64_t saturated = 0;  // finite elements that the wire dtype turned infinite, summed over ranks
+  int64_t non_finite = 0;  // groups' elements that were infinite or NaN when packed, summed over
+                           // ranks (of a reducescatter: on this rank)
+  int64_t saturated = 0;      // finite elements that the wire dtype turned infinite, as above
   int64_t partly_absent = 0;  // members present on some ranks only
   int64_t abandoned = 0;
   int64_t plan_changes = 0;  // of planned domains, after measurements

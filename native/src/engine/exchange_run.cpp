@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "engine/group_run.h"
-#include "reduce/convert.h"
+#include "engine/pack.h"
 
 namespace gradred::engine {
 
@@ -43,7 +43,8 @@ class Exchange {
   virtual ~Exchange() = default;
   virtual bool Poll() = 0;
   Result result;
-  int64_t nbytes = 0;  // that move, once known
+  int64_t nbytes = 0;            // that move, once known
+  reduce::ConvertCounts counts;  // of a reduction, met by this rank
 
  protected:
   bool Done(comm::WorkPtr& work) {
@@ -129,8 +130,7 @@ class AllToAllExchange final : public Exchange {
   bool Poll() override {
     const int n = comm_.size();
     if (!counts_) {
-      send_ = submission_.splits;
-      if (send_.empty()) send_.assign(n, entry_.shape[0] / n);
+      send_ = submission_.splits.value_or(std::vector<int64_t>(n, entry_.shape[0] / n));
       result.received_splits.resize(n);
       const std::vector<int64_t> eight(n, sizeof(int64_t));
       counts_ = comm_.AllToAllV(send_.data(), eight, result.received_splits.data(), eight);
@@ -157,66 +157,54 @@ class AllToAllExchange final : public Exchange {
   comm::WorkPtr counts_, data_;
 };
 
-// Each rank's rows are a section of their own, so that the parts start at aligned offsets. The
-// first ranks get the larger parts.
+// Rows are spread as evenly as can be; the first ranks get one more. Each rank's rows are a section
+// of their own, so that the parts start at aligned offsets.
 class ReduceScatterExchange final : public Exchange {
  public:
   using Exchange::Exchange;
   bool Poll() override {
     if (!work_) Start();
     if (!Done(work_)) return false;
+    const int rank = comm_.rank();
     result.shape = entry_.shape;
-    result.shape[0] = rows_[comm_.rank()];
-    void* output = Output(entry_, submission_, result.shape);
-    const int64_t count = rows_[comm_.rank()] * RowBytes(entry_) / DTypeSize(entry_.dtype);
-    const void* mine = base_ + parts_[comm_.rank()].begin;
-    if (integer_average_) {
-      reduce::UnpackIntegerAverage(output, entry_.dtype, static_cast<const int64_t*>(mine), count,
-                                   comm_.size());
-    } else {
-      double scale = entry_.postscale;
-      if (entry_.reduce_op == reduce::ReduceOp::kAverage)
-        scale *= IsHalf(entry_.dtype) ? comm_.average_residual() : 1.0 / comm_.size();
-      reduce::Convert(output, entry_.dtype, mine, entry_.dtype, count, scale, nullptr);
-    }
+    result.shape[0] = rows_[rank];
+    UnpackElements(entry_, member_, Output(entry_, submission_, result.shape), 0,
+                   rows_[rank] * row_elements_, comm_.size(), comm_.average_residual(),
+                   base_ + parts_[rank].begin, nullptr);
     return true;
   }
 
  private:
   void Start() {
-    using reduce::ReduceOp;
     const int n = comm_.size();
-    const bool average = entry_.reduce_op == ReduceOp::kAverage;
-    integer_average_ = average && IsInteger(entry_.dtype);
-    const DType wire = integer_average_ ? DType::kInt64 : entry_.dtype;
-    const ReduceOp op = !average       ? entry_.reduce_op
-                        : IsHalf(wire) ? ReduceOp::kAverage
-                                       : ReduceOp::kSum;
-    const int64_t row_elements = RowBytes(entry_) / DTypeSize(entry_.dtype);
+    const reduce::Section whole = PlanMember(entry_, 0, &member_);
+    row_elements_ = RowBytes(entry_) / DTypeSize(entry_.dtype);
     std::vector<reduce::Section> sections;
     int64_t offset = 0;
     for (int r = 0; r < n; ++r) {
       rows_.push_back(entry_.shape[0] / n + (r < entry_.shape[0] % n ? 1 : 0));
-      const int64_t count = rows_[r] * row_elements;
-      sections.push_back({offset, count, wire, op});
-      const int64_t end = reduce::AlignUp(offset + count * DTypeSize(wire));
+      const int64_t nbytes = rows_[r] * row_elements_ * member_.element_nbytes();
+      sections.push_back({offset, nbytes / DTypeSize(whole.dtype), whole.dtype, whole.op});
+      const int64_t end = reduce::AlignUp(offset + nbytes);
       parts_.push_back({offset, end});
       offset = end;
     }
     comm::Segment& segment = set_.buffer.Reserve(comm_, offset);
     base_ = static_cast<char*>(segment.data());
-    const char* input = static_cast<const char*>(submission_.input);
-    for (const reduce::Section& section : sections) {
-      reduce::Convert(base_ + section.offset, wire, input, entry_.dtype, section.count,
-                      entry_.prescale, nullptr);
-      input += section.count * DTypeSize(entry_.dtype);
+    int64_t first = 0;
+    for (int r = 0; r < n; ++r) {
+      const int64_t count = rows_[r] * row_elements_;
+      PackElements(entry_, member_, submission_.input, first, count, n, base_ + parts_[r].begin,
+                   &counts);
+      first += count;
     }
     work_ = comm_.ReduceScatter(
         segment, 0, std::make_shared<const reduce::Layout>(std::move(sections)), parts_);
   }
 
-  bool integer_average_ = false;
-  std::vector<int64_t> rows_;
+  MemberPlan member_;
+  int64_t row_elements_ = 0;
+  std::vector<int64_t> rows_;  // [ranks]
   std::vector<reduce::Range> parts_;
   char* base_ = nullptr;
   comm::WorkPtr work_;
@@ -262,6 +250,8 @@ class ExchangeRun final : public GroupRun {
       nbytes = bytes_ + exchange_->nbytes;
       if (!done) return false;
       exchange_->result.present = set_->communicator->size();
+      counts_.non_finite += exchange_->counts.non_finite;
+      counts_.saturated += exchange_->counts.saturated;
       results_.push_back(std::move(exchange_->result));
       exchange_.reset();
     }
@@ -269,6 +259,8 @@ class ExchangeRun final : public GroupRun {
       ++m.groups;
       m.entries += static_cast<int64_t>(entries_.size());
       m.bytes += bytes_;
+      m.non_finite += counts_.non_finite;
+      m.saturated += counts_.saturated;
     });
     item_.batch->Finish(item_.group, std::move(results_));
     return true;
@@ -281,6 +273,7 @@ class ExchangeRun final : public GroupRun {
   std::vector<Submission*> members_;
   std::vector<const EntrySpec*> entries_;
   int64_t bytes_ = 0;  // of the entries
+  reduce::ConvertCounts counts_;
   std::unique_ptr<Exchange> exchange_;
   std::vector<Result> results_;
 };

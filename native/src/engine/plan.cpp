@@ -26,7 +26,7 @@ void CheckEntry(const DomainSpec& spec, const EntrySpec& entry) {
     Refuse(spec, entry, "bit-and is not for tensors");
   const bool narrow =
       (entry.dtype == DType::kFloat32 || entry.dtype == DType::kFloat64) && IsFloating(entry.wire);
-  if (entry.wire != entry.dtype && !(entry.op == Op::kAllReduce && narrow))
+  if (entry.wire != entry.dtype && !(reduces && narrow))
     Refuse(spec, entry,
            std::string("cannot travel as ") + DTypeName(entry.wire) +
                "; float32 and float64 may be reduced as float16 or bfloat16");
@@ -39,6 +39,8 @@ void CheckEntry(const DomainSpec& spec, const EntrySpec& entry) {
       entry.shape.empty())
     Refuse(spec, entry, "needs at least one dimension, got a scalar");
 }
+
+}  // namespace
 
 reduce::Section PlanMember(const EntrySpec& entry, int64_t offset, MemberPlan* member) {
   member->offset = offset;
@@ -56,6 +58,8 @@ reduce::Section PlanMember(const EntrySpec& entry, int64_t offset, MemberPlan* m
                                            : ReduceOp::kSum;
   return {offset, member->count, entry.wire, op};
 }
+
+namespace {
 
 GroupPlan PlanGroup(const DomainSpec& spec, int first, int last) {
   GroupPlan group;

@@ -12,7 +12,7 @@
 
 namespace gradred::engine {
 
-// How one tensor lies in the fusion buffer.
+// How one tensor that is reduced lies in the fusion buffer.
 struct MemberPlan {
   enum class Form : uint8_t {
     kPlain,           // wire elements, scaled by prescale
@@ -51,6 +51,9 @@ struct Plan {
 // The plan of `spec`, made on first use; any thread. Throws kInvalidArgument naming domain and
 // entry for what cannot be.
 std::shared_ptr<const Plan> PlanOf(const DomainSpec& spec);
+
+// Where a tensor that is reduced lies when its bytes begin at `offset`, and what is reduced there.
+reduce::Section PlanMember(const EntrySpec& entry, int64_t offset, MemberPlan* member);
 
 // Spec to bytes and back: what a joined rank needs to supply zeros.
 std::string Serialize(const DomainSpec& spec);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,7 +80,8 @@ struct Submission {
   const void* input = nullptr;
   void* output = nullptr;
   std::function<void*(const Shape&)> allocate;
-  std::vector<int64_t> splits;  // alltoall: rows for each rank of the set; empty: equal parts
+  // alltoall: rows for each rank of the set; none: equal parts
+  std::optional<std::vector<int64_t>> splits;
   std::function<void(const Result&)> done;
 };
 
