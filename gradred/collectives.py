@@ -107,19 +107,21 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> np.ndarray:
     """Reduces an array over the ranks and leaves each rank its part of the rows.
 
     array: at least one dimension, the same shape on all ranks. Its first dimension, of any length,
     is spread over the ranks as evenly as can be, in the order of ranks; the lower ones get one row
-    more. dtypes, op and factors: see ``allreduce``.
+    more. dtypes, op, factors and wire: see ``allreduce``; what overflows on a wire is
+    counted on the rank that packs it.
 
     Returns: this rank's rows of the reduced array, [rows / ranks (maybe + 1), ...].
 
     Raises: see ``allreduce``; InvalidArgument also for a scalar.
     """
     factors = (prescale_factor, postscale_factor)
-    return _reduce("reducescatter", [array], op, name, factors, process_set)[0]
+    return _reduce("reducescatter", [array], op, name, factors, process_set, wire)[0]
 
 
 def grouped_reducescatter(
@@ -130,13 +132,14 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> list[np.ndarray]:
     """``reducescatter`` of a list of arrays: all or none. dtypes and shapes may be mixed.
 
     The list must have the same length, shapes and dtypes on all ranks.
     """
     factors = (prescale_factor, postscale_factor)
-    return _reduce("grouped_reducescatter", list(arrays), op, name, factors, process_set)
+    return _reduce("grouped_reducescatter", list(arrays), op, name, factors, process_set, wire)
 
 
 def allgather(
@@ -241,16 +244,13 @@ def _reduce(
     name: str | None,
     factors: tuple[float, float],  # prescale, postscale
     process_set: ProcessSet,
-    wire: str | None = None,  # of allreduces
+    wire: str | None,
     out: np.ndarray | None = None,  # of the only array
 ) -> list[np.ndarray]:
     what = _what(operation, name)
     reduce_op = native_name(op, what)
     scatter = operation.endswith("reducescatter")
-    if scatter:
-        wire = "none"
-    elif wire is None:
-        wire = basics.settings().wire
+    wire = basics.settings().wire if wire is None else wire
     if wire not in _WIRES:
         raise InvalidArgument(f"{what}: wire={wire!r}: expected one of {', '.join(_WIRES)}")
     for factor, value in zip(("prescale_factor", "postscale_factor"), factors, strict=True):

@@ -19,16 +19,35 @@ from gradred.basics import (
     shutdown,
     size,
 )
+from gradred.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from gradred.compression import Compression
 from gradred.counters import metrics
 from gradred.grouping import Groups
-from gradred.objects import allgather_object, broadcast_object
 from gradred.process_sets import ProcessSet, add_process_set, global_process_set
 from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
-from gradred.tensorflow import barrier, broadcast_variables, functions
+from gradred.tensorflow import (
+    allgather_object,
+    barrier,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_variables,
+    exchanges,
+    functions,
+)
 from gradred.tensorflow import optimizer as _optimizer
 
-from gradred.keras import callbacks  # isort: skip
+from gradred.keras import callbacks, elastic  # isort: skip
 
 __all__ = [
     "Adasum",
@@ -46,20 +65,33 @@ __all__ = [
     "allreduce",
     "barrier",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "init",
     "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
     "metrics",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "plan",
     "rank",
+    "reducescatter",
+    "rocm_built",
     "shutdown",
     "size",
 ]
@@ -121,12 +153,31 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """gradred.tensorflow.allgather, as a NumPy array in eager mode. Collective."""
-    return _value(functions.allgather(value, name=name))
+    return _value(exchanges.allgather(value, name=name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """gradred.tensorflow.broadcast, as a NumPy array in eager mode. Collective."""
     return _value(functions.broadcast(value, root_rank, name=name))
+
+
+def reducescatter(
+    value: Any,
+    name: str | None = None,
+    op: ReduceOp | int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """gradred.tensorflow.reducescatter, as a NumPy array in eager mode. Collective."""
+    return _value(
+        exchanges.reducescatter(
+            value,
+            op=op,
+            name=name,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+    )
 
 
 def _value(tensor: Any) -> np.ndarray | Any:

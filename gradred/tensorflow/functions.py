@@ -13,16 +13,16 @@ import numpy as np
 
 import tensorflow as tf
 from gradred import basics
-from gradred.compression import Compressor, wire_of
+from gradred.compression import wire_of
 from gradred.errors import InvalidArgument, Unsupported
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp, native_name
-from gradred.tensorflow import graph
+from gradred.tensorflow import differentiable, graph
 from gradred.tensorflow.graph import plain_python
-from gradred.tensorflow.ops import Member, declare, reduce_members, run_members, static_shape
+from gradred.tensorflow.ops import Member, declare, run_members
+from gradred.tensorflow.tensors import as_reducible, as_tensor, movable
 
 __all__ = [
-    "allgather",
     "allreduce",
     "barrier",
     "broadcast",
@@ -30,14 +30,6 @@ __all__ = [
     "broadcast_variables",
     "grouped_allreduce",
 ]
-
-# Types that are moved, not computed with, as others of the same size.
-_MOVED_AS = {
-    tf.uint16: tf.int16,
-    tf.uint32: tf.int32,
-    tf.uint64: tf.int64,
-    tf.complex64: tf.int64,
-}
 
 
 @plain_python
@@ -65,7 +57,9 @@ def allreduce(
 
     Returns: a tensor of the same shape and dtype, equal on all ranks.
 
-    The gradient, of Sum and Average, is the adjoint: the same reduction of the ranks' cotangents.
+    The gradient of Sum and Average is the adjoint: the same reduction of the ranks' cotangents. Of
+    Min and Max the sum of the cotangents goes to the ranks that hold the extremum, in equal shares;
+    of Product it is multiplied by the others' factors.
 
     Raises: InvalidArgument, Unsupported; Mismatch when ranks differ; Abandoned, PeerLost and
     others from the ranks; in a graph as tf.errors.OpError.
@@ -107,7 +101,7 @@ def grouped_allreduce(
     """
     op = _op(op, average)
     reduce_op = native_name(op, _kind)
-    number = process_set.require_member(_kind)
+    process_set.require_member(_kind)
     wire = wire_of(compression, basics.settings().wire, _kind)
     domain = graph.domain_name(_kind, name)
     results: list[Any] = list(tensors)
@@ -118,54 +112,17 @@ def grouped_allreduce(
             results[i] = allreduce_slices(tensor, op, scale, f"{domain}/{i}", process_set)
     if not dense:
         return results
-    reduced = _allreduce_dense(
-        [_tensor(results[i], _kind) for i in dense],
+    reduced = differentiable.allreduce(
+        [as_reducible(results[i], f"{_kind} of '{domain}'") for i in dense],
         reduce_op,
         wire,
         (float(prescale_factor), float(postscale_factor)),
         domain,
-        number,
+        process_set,
     )
     for i, tensor in zip(dense, reduced, strict=True):
         results[i] = tensor
     return results
-
-
-@plain_python
-def allgather(
-    tensor: Any,
-    name: str | None = None,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> tf.Tensor:
-    """The ranks' tensors one after the other along the first dimension. Collective; differentiable.
-
-    tensor: at least one dimension; the first may differ between ranks, the others must agree.
-
-    Returns: a tensor of shape [sum of first dimensions, ...], equal on all ranks.
-
-    The gradient is this rank's part of the sum of the ranks' cotangents. Raises: see ``allreduce``.
-    """
-    number = process_set.require_member("allgather")
-    domain = graph.domain_name("allgather", name)
-    moved, restore = _movable(_tensor(tensor, "allgather"))
-    if moved.shape.rank == 0:
-        raise InvalidArgument(f"allgather of '{domain}': a scalar: expected at least one dimension")
-
-    @tf.custom_gradient
-    def gather(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        gathered = _gather(x, domain, number)
-
-        def backward(cotangent: tf.Tensor) -> tf.Tensor:
-            inner = graph.unique(f"{domain}.gradient")
-            total = _allreduce_dense([cotangent], "sum", _NO_WIRE, (1.0, 1.0), inner, number)[0]
-            rows = _gather(tf.shape(x, tf.int64)[:1], f"{inner}.rows", number)
-            first = tf.reduce_sum(rows[: process_set.rank()])
-            return total[first : first + rows[process_set.rank()]]
-
-        return gathered, backward
-
-    return restore(gather(moved))
 
 
 @plain_python
@@ -184,27 +141,11 @@ def broadcast(
     The gradient is, on the root, the sum of the ranks' cotangents, and zero on the others.
     Raises: see ``allreduce``.
     """
-    number = process_set.require_member("broadcast")
+    process_set.require_member("broadcast")
     root = _root(root_rank, process_set, "broadcast")
     domain = graph.domain_name("broadcast", name)
-    moved, restore = _movable(_tensor(tensor, "broadcast"))
-
-    @tf.custom_gradient
-    def send(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        result = _broadcast([x], [domain], root, domain, number)[0]
-
-        def backward(cotangent: tf.Tensor) -> tf.Tensor:
-            inner = graph.unique(f"{domain}.gradient")
-            total = _allreduce_dense([cotangent], "sum", _NO_WIRE, (1.0, 1.0), inner, number)[0]
-            if basics.rank() == root:
-                return total
-            # Not zeros alone: what nobody needs is left out of a graph, and the root would wait.
-            with tf.control_dependencies([total]):
-                return tf.identity(tf.zeros_like(total))
-
-        return result, backward
-
-    return restore(send(moved))
+    moved, restore = movable(as_tensor(tensor, "broadcast"), f"broadcast of '{domain}'")
+    return restore(differentiable.broadcast(moved, root, domain, process_set))
 
 
 @plain_python
@@ -261,12 +202,12 @@ def allreduce_slices(
     """The ranks' slices one after the other; Average divides the values by the number of ranks."""
     if op not in (ReduceOp.Sum, ReduceOp.Average):
         raise Unsupported(f"allreduce of tf.IndexedSlices with op={op!r}: expected Sum or Average")
-    number = process_set.require_member("allreduce")
+    process_set.require_member("allreduce")
     domain = graph.domain_name("allreduce", name)
     if op == ReduceOp.Average:
         scale /= process_set.size()
     values, indices = (
-        _gather(part, f"{domain}.{what}", number)
+        differentiable.gather([part], f"{domain}.{what}", process_set)[0]
         for what, part in (("values", slices.values), ("indices", slices.indices))
     )
     if scale != 1.0:
@@ -279,83 +220,21 @@ def allreduce_slices(
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-_NO_WIRE = Compressor("none")
-
-
-def _allreduce_dense(
-    tensors: Sequence[tf.Tensor],
-    reduce_op: str,
-    wire: Compressor,
-    scales: tuple[float, float],
-    name: str,
-    process_set: int,
-) -> list[tf.Tensor]:
-    """allreduces as one group, with the gradient."""
-
-    @tf.custom_gradient
-    def reduce(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
-        members = [
-            Member(
-                label=name if len(inputs) == 1 else f"{name}/{i}",
-                op="allreduce",
-                reduce_op=reduce_op,
-                dtype=x.dtype.name,
-                wire=wire.wire_of(x.dtype.name),
-                shape=_declared_shape(x),
-                prescale=scales[0],
-                postscale=scales[1],
-            )
-            for i, x in enumerate(inputs)
-        ]
-        outputs, _ = reduce_members(declare(name, members, [], process_set), inputs)
-
-        def backward(*cotangents: tf.Tensor) -> list[tf.Tensor]:
-            if reduce_op not in ("sum", "average"):
-                raise Unsupported(f"the gradient of allreduce with {reduce_op}: of Sum and Average")
-            inner = graph.unique(f"{name}.gradient")
-            return _allreduce_dense(cotangents, reduce_op, wire, scales, inner, process_set)
-
-        return outputs, backward
-
-    outputs = reduce(*tensors)
-    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-
-
-def _gather(tensor: tf.Tensor, name: str, process_set: int) -> tf.Tensor:
-    shape = _declared_shape(tensor)
-    dtype = tensor.dtype.name
-    member = Member(name, "allgather", dtype, dtype, (-1, *shape[1:]))
-    results, _ = run_members(declare(name, [member], [], process_set), [tensor])
-    if not tf.executing_eagerly():
-        results[0].set_shape([None, *tensor.shape[1:]])
-    return results[0]
-
-
-def _broadcast(
-    tensors: Sequence[tf.Tensor], labels: Sequence[str], root: int, name: str, process_set: int
-) -> list[tf.Tensor]:
-    members = [
-        Member(label, "broadcast", x.dtype.name, x.dtype.name, _declared_shape(x), root=root)
-        for label, x in zip(labels, tensors, strict=True)
-    ]
-    results, _ = run_members(declare(name, members, [], process_set), tensors)
-    if not tf.executing_eagerly():
-        for result, x in zip(results, tensors, strict=True):
-            result.set_shape(x.shape)
-    return results
-
-
 def _broadcast_variables(
     variables: list[Any], root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Any:
-    number = process_set.require_member("broadcast_variables")
+    process_set.require_member("broadcast_variables")
     root = _root(root_rank, process_set, "broadcast_variables")
     if not variables:
         return None
     domain = graph.domain_name("broadcast_variables", name)
-    moved = [_movable(tf.convert_to_tensor(v)) for v in variables]
     labels = [label_of(v) for v in variables]
-    results = _broadcast([x for x, _ in moved], labels, root, domain, number)
+    moved = [
+        movable(tf.convert_to_tensor(v), f"broadcast_variables of '{label}'")
+        for v, label in zip(variables, labels, strict=True)
+    ]
+    tensors = [x for x, _ in moved]
+    results = differentiable.send(tensors, labels, root, domain, process_set)
     updates = [
         variable.assign(restore(result))
         for variable, (_, restore), result in zip(variables, moved, results, strict=True)
@@ -366,32 +245,6 @@ def _broadcast_variables(
 def label_of(variable: Any) -> str:
     """A variable's name for messages: "dense/kernel"."""
     return str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
-
-
-def _declared_shape(tensor: tf.Tensor) -> tuple[int, ...]:
-    """In eager mode no shape is declared, so that a loop over shapes declares one domain."""
-    shape = static_shape(tensor)
-    if shape is None:
-        raise InvalidArgument(
-            f"'{tensor.name}' has an unknown number of dimensions: set its shape, unknown "
-            "dimensions may be None"
-        )
-    return (-1,) * len(shape) if tf.executing_eagerly() else shape
-
-
-def _tensor(value: Any, what: str) -> tf.Tensor:
-    try:
-        return tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{what}: {type(value).__name__} is no tensor: {error}") from error
-
-
-def _movable(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-    """A tensor that can travel, and the function that gives its result the dtype back."""
-    dtype = tensor.dtype
-    if dtype not in _MOVED_AS:
-        return tensor, lambda result: result
-    return tf.bitcast(tensor, _MOVED_AS[dtype]), lambda result: tf.bitcast(result, dtype)
 
 
 def _op(op: ReduceOp | int | None, average: bool | None) -> ReduceOp | int:

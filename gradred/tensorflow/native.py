@@ -70,7 +70,8 @@ def _not_differentiable(op: Any, *_: Any) -> None:
     )
 
 
-for _name in ("GradredSubmit", "GradredWait", "GradredRunList"):
+for _name in ("GradredSubmit", "GradredWait", "GradredRunList", "GradredAllToAll"):
     tf.RegisterGradient(_name)(_not_differentiable)
 tf.no_gradient("GradredBegin")
 tf.no_gradient("GradredJoin")
+tf.no_gradient("GradredWorld")

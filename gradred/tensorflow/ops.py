@@ -13,7 +13,7 @@ from gradred.grouping import Plan
 from gradred.tensorflow import graph
 from gradred.tensorflow.native import native_errors, ops
 
-__all__ = ["Domain", "Member", "declare", "reduce_members", "run_members"]
+__all__ = ["Domain", "Member", "declare", "reduce_members", "run_alltoall", "run_members"]
 
 
 @dataclass(frozen=True)
@@ -136,3 +136,24 @@ def run_members(
     if not ordered and not tf.executing_eagerly():
         graph.run_independently(present.op)
     return list(results), present
+
+
+def run_alltoall(
+    domain: Domain, tensor: tf.Tensor, splits: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Runs a domain of one alltoall. Collective.
+
+    splits: int64 [ranks], or None: equal parts. Returns: the rows received, and their numbers by
+    rank, int64 [ranks].
+    """
+    graph.refuse_xla(f"alltoall of '{domain.members[0].label}'")
+    with native_errors():
+        result = ops.gradred_all_to_all(
+            tensor,
+            tf.zeros([0], tf.int64) if splits is None else splits,
+            domain=domain.key,
+            equal=splits is None,
+        )
+    if not tf.executing_eagerly():
+        graph.run_independently(result.result.op)
+    return result.result, result.received_splits

@@ -1,6 +1,5 @@
 // GradredAllToAll: an alltoall, whose splits are a tensor. In eager mode and in graphs.
 #include <cstring>
-#include <mutex>
 
 #include "domains.h"
 #include "engine/engine.h"
@@ -16,8 +15,6 @@ struct AllToAllKernel {
         equal(BoolAttr(construction, "equal")) {}
   const Instance instance;
   const bool equal;  // parts: the input `splits` means nothing
-  std::mutex mutex;
-  engine::DomainSpecPtr recent;
 };
 
 void* CreateAllToAll(TF_OpKernelConstruction* construction) {
@@ -85,14 +82,11 @@ class Run : public std::enable_shared_from_this<Run> {
 void AllToAll(void* kernel, TF_OpKernelContext* context, Done done) {
   auto* k = static_cast<AllToAllKernel*>(kernel);
   const std::shared_ptr<engine::Engine> engine = engine::Global();
-  engine::DomainSpecPtr spec = Domain::For(k->instance.domain(), k->instance.Suffix()).spec();
+  engine::DomainSpecPtr spec = SpecFor(k->instance.domain(), k->instance.Suffix());
   auto run = std::make_shared<Run>(context, std::move(done));
   const engine::Shape shape = ShapeOf(run->input());
   CheckFits(*spec, 0, DTypeOf(run->input()), shape);
-  if (!spec->complete()) {
-    std::lock_guard<std::mutex> lock(k->mutex);
-    spec = k->recent = WithShapes(spec, {shape}, k->recent);
-  }
+  if (!spec->complete()) spec = WithShapes(spec, {shape});
   const engine::OpenBatchPtr batch = engine->Open(spec);
   try {
     engine->Submit(batch, 0, run->SubmissionOf(k->equal));
