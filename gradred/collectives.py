@@ -253,9 +253,9 @@ def _reduce(
     wire = basics.settings().wire if wire is None else wire
     if wire not in _WIRES:
         raise InvalidArgument(f"{what}: wire={wire!r}: expected one of {', '.join(_WIRES)}")
-    for factor, value in zip(("prescale_factor", "postscale_factor"), factors, strict=True):
-        if not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
-            raise InvalidArgument(f"{what}: {factor}={value!r}: expected a finite number")
+    for label, factor in zip(("prescale_factor", "postscale_factor"), factors, strict=True):
+        if not isinstance(factor, (int, float, np.number)) or not np.isfinite(factor):
+            raise InvalidArgument(f"{what}: {label}={factor!r}: expected a finite number")
     if not isinstance(process_set, ProcessSet):
         raise InvalidArgument(f"{what}: process_set={process_set!r}: expected a ProcessSet")
     values = _rows(arrays, what) if scatter else [as_input(array, what) for array in arrays]
