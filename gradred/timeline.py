@@ -22,21 +22,24 @@ logger = logging.getLogger("gradred")
 _PROBES = 20  # exchanges of clocks, where ranks have more than one
 
 
-def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+def start_timeline(
+    file_path: str | os.PathLike[str], mark_cycles: bool = False, *, chunks: bool = False
+) -> None:
     """Begins to record, each rank to a file of its own. Collective over the world.
 
     file_path: rank N writes ``<file_path without .json>.rank<N>.json``; a file that is there is
-    replaced, its folder must exist. Equal on all ranks, as is mark_cycles: a line across a rank's
-    threads at the end of each round of negotiation (Horovod's cycles). Call it where no other
-    thread reduces, as between two steps. ``GRADRED_TIMELINE`` does the same in ``init()``, but for
-    a rank whose file cannot be written only warns.
+    replaced, its folder must exist. mark_cycles: a line across a rank's threads at the end of each
+    round of negotiation (Horovod's cycles). chunks: each chunk's packing, summing and unpacking,
+    not only their sums over a group; costs more than 1 % of a step. All are equal on all ranks.
+    Call it where no other thread reduces, as between two steps. ``GRADRED_TIMELINE`` does the same
+    in ``init()``, but for a rank whose file cannot be written only warns.
 
     Raises:
         InvalidArgument: a timeline is being recorded already, arguments differ between ranks, or a
             rank cannot write its file. The same on all ranks; none records then.
         NotInitialized: before ``init()``. Engine errors.
     """
-    problems = _start(os.fspath(file_path), bool(mark_cycles), every_rank=True)
+    problems = _start(os.fspath(file_path), bool(mark_cycles), bool(chunks), every_rank=True)
     if problems:
         raise InvalidArgument("start_timeline: " + "; ".join(problems))
 
@@ -48,7 +51,7 @@ def stop_timeline() -> None:
 
 def start_at_init(path: str) -> None:
     """Begins to record for GRADRED_TIMELINE. Collective. Never fails for want of a file."""
-    for problem in _start(path, False, every_rank=False):
+    for problem in _start(path, False, False, every_rank=False):
         logger.warning("GRADRED_TIMELINE: %s; the other ranks record", problem)
 
 
@@ -57,19 +60,20 @@ def file_of_rank(path: str, rank: int) -> str:
     return f"{path.removesuffix('.json')}.rank{rank}.json"
 
 
-def _start(path: str, mark_cycles: bool, *, every_rank: bool) -> list[str]:
+def _start(path: str, mark_cycles: bool, chunks: bool, *, every_rank: bool) -> list[str]:
     """Begins to record. Returns why not: all ranks' reasons (every_rank: all or none), or mine."""
     rank = core.rank()
     file = file_of_rank(path, rank)
     mine = {
         "path": path,
         "mark_cycles": mark_cycles,
+        "chunks": chunks,
         "clock": _clock_id(),
         "problem": _problem(rank, path, file),
     }
     ranks = allgather_object(mine, "gradred.timeline")
     problems = [r["problem"] for r in ranks if r["problem"]]
-    for key in ("path", "mark_cycles"):
+    for key in ("path", "mark_cycles", "chunks"):
         others = [r for r, values in enumerate(ranks) if values[key] != ranks[0][key]]
         if others:
             r = others[0]
@@ -82,7 +86,9 @@ def _start(path: str, mark_cycles: bool, *, every_rank: bool) -> list[str]:
     if mine["problem"]:
         return [mine["problem"]]
     host = socket.gethostname()
-    core.timeline_start(file, rank, core.size(), host, origin, offset, uncertainty, mark_cycles)
+    core.timeline_start(
+        file, rank, core.size(), host, origin, offset, uncertainty, mark_cycles, chunks
+    )
     return []
 
 

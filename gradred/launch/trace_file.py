@@ -103,6 +103,9 @@ class Interval:
     begin: float
     end: float
     nbytes: int
+    pack: float = 0.0  # of a reduce: us that the data thread spent on it
+    sum: float = 0.0
+    unpack: float = 0.0
 
 
 def intervals(events: Sequence[Event]) -> Iterator[Interval]:
@@ -116,7 +119,7 @@ def intervals(events: Sequence[Event]) -> Iterator[Interval]:
             opened[key] = event
         elif event["ph"] == "e" and key in opened:
             begin = opened.pop(key)
-            args = begin["args"]
+            args, spent = begin["args"], event["args"]
             domain, phase = phase_of(begin)
             yield Interval(
                 domain,
@@ -126,4 +129,5 @@ def intervals(events: Sequence[Event]) -> Iterator[Interval]:
                 begin["ts"],
                 event["ts"],
                 args.get("bytes", 0),
+                *(spent.get(f"{work}_us", 0.0) for work in ("pack", "sum", "unpack")),
             )

@@ -123,6 +123,12 @@ def _domain_lines(name: str, domain: _Domain, ranks: int) -> list[str]:
             f"  communication: mean {_us(reduces / len(whole))} a step, {hidden:.0f} % of it "
             "before the last submit (hidden)"
         )
+        phases = [p for group in domain.groups.values() for p in group]
+        lines.append(
+            f"  of that the data thread packs {_us(sum(p.pack for p in phases) / len(whole))}, "
+            f"sums {_us(sum(p.sum for p in phases) / len(whole))}, "
+            f"unpacks {_us(sum(p.unpack for p in phases) / len(whole))}"
+        )
     nbytes = sum(domain.group_nbytes.values())
     lines.append(f"  bytes: {nbytes} a step in {len(domain.group_nbytes)} groups")
     lines += _late(domain)

@@ -8,7 +8,7 @@ namespace gradred::bindings {
 namespace {
 
 void Start(const std::string& path, int rank, int size, const std::string& host, Nanos origin,
-           Nanos clock_offset, Nanos clock_uncertainty, bool mark_rounds) {
+           Nanos clock_offset, Nanos clock_uncertainty, bool mark_rounds, bool chunks) {
   timeline::Options options;
   options.path = path;
   options.rank = rank;
@@ -18,6 +18,7 @@ void Start(const std::string& path, int rank, int size, const std::string& host,
   options.clock_offset = clock_offset;
   options.clock_uncertainty = clock_uncertainty;
   options.mark_rounds = mark_rounds;
+  options.chunks = chunks;
   py::gil_scoped_release release;
   timeline::Start(options);
 }
@@ -28,7 +29,7 @@ void BindTimeline(py::module_& m) {
   m.def("timeline_now", &Now);
   m.def("timeline_start", &Start, py::arg("path"), py::arg("rank"), py::arg("size"),
         py::arg("host"), py::arg("origin"), py::arg("clock_offset"), py::arg("clock_uncertainty"),
-        py::arg("mark_rounds"));
+        py::arg("mark_rounds"), py::arg("chunks"));
   m.def("timeline_stop", &timeline::Stop, py::call_guard<py::gil_scoped_release>());
   m.def("timeline_path", &timeline::Path);
 }

@@ -38,7 +38,10 @@ def check_five_steps(files: list[str]) -> None:
         assert {found["grads", p] for p in ("step", "wait", "reduce", "negotiation")} == {5}, path
         names = Counter(e["name"] for e in read(path).events)
         assert (names["submit"], names["done"], names["plan"]) == (10, 10, 1)
-        assert names["pack"] >= 5 and names["unpack"] == 5
+        assert names["unpack"] == 0  # only with chunks
+        reduces = [i for i in intervals(read(path).events) if i.phase == "reduce"]
+        assert all(i.unpack > 0 and i.sum > 0 for i in reduces)
+        assert all(i.pack + i.sum + i.unpack <= i.end - i.begin for i in reduces)
         assert names["round"] > 0
 
 
@@ -86,7 +89,7 @@ refused(folder + "/u", "already")
 gr.allreduce(np.ones(3), name="x")
 gr.stop_timeline()
 gr.allreduce(np.ones(3), name="after")
-gr.start_timeline(folder + "/second.json")
+gr.start_timeline(folder + "/second.json", chunks=True)
 gr.allreduce(np.ones(3), name="x")
 gr.shutdown()
 gr.init()
@@ -108,6 +111,8 @@ def test_start_and_stop(run_ranks, tmp_path) -> None:
         assert 0 < len(marks) == len(rounds)
         batches = [i.batch for i in intervals(second.events) if i.phase == "step"]
         assert batches == [1]
+        names = Counter(e["name"] for e in second.events)
+        assert names["pack"] >= 1 and names["sum"] == names["unpack"] == 1
 
 
 def test_a_file_that_cannot_be_written_stops_nothing(run_ranks, tmp_path) -> None:

@@ -136,7 +136,7 @@ TEST(AReaderBesideTheWriterSeesWholeRecords) {
       Record record = At(i);
       record.duration = ~record.begin;
       record.nbytes = 3 * record.begin;
-      record.reserved = i;
+      record.extra = i;
       ring.Push(record);
     }
     done = true;
@@ -151,8 +151,7 @@ TEST(AReaderBesideTheWriterSeesWholeRecords) {
     taken += out.size();
     for (const Record& record : out) {
       if (record.begin < next || record.duration != ~record.begin ||
-          record.nbytes != 3 * record.begin ||
-          record.reserved != static_cast<uint64_t>(record.begin))
+          record.nbytes != 3 * record.begin || record.extra != record.begin)
         wrong = std::to_string(record.begin) + " after " + std::to_string(next);
       next = record.begin + 1;
     }
@@ -196,6 +195,16 @@ TEST(EventsOfThreadsAndDomainsAreWritten) {
   phase.domain = tag.domain;
   phase.batch = tag.batch;
   phase.group = 1;
+  TakeSpent();
+  {
+    ChunkSpan span(Work::kSum, 8);
+  }
+  {
+    ChunkSpan span(Work::kSum, 8);
+  }
+  phase.SetSpent(TakeSpent());
+  CHECK(phase.duration == 0 && phase.nbytes > 0 && phase.extra == 0);
+  phase.SetSpent({1500, 0, 7});
   for (const Shape shape : {Shape::kOpen, Shape::kClose}) {
     phase.shape = shape;
     Push(phase);
@@ -228,6 +237,7 @@ TEST(EventsOfThreadsAndDomainsAreWritten) {
   CHECK_EQ(Count(lines, "\"name\":\"part\"}"), 300u);
   CHECK(Count(lines, "\"name\":\"worker\"") >= 1);  // a lane goes from thread to thread
   CHECK_EQ(Count(lines, "\"name\":\"net: x\""), 2u);
+  CHECK_EQ(Count(lines, "\"group\":1,\"pack_us\":1.500,\"unpack_us\":0.007}"), 1u);
   CHECK_EQ(Count(lines, "\"tid\":1003,"), 3u);
   CHECK_EQ(Count(lines, "\"name\":\"empty round\",\"args\":{\"words\":2}"), 1u);
   CHECK_EQ(Count(lines, "\"name\":\"stall\""), 1u);

@@ -23,6 +23,31 @@ std::atomic<bool> detail::recording{false};
 std::atomic<bool> detail::mark_rounds{false};
 
 namespace {
+std::atomic<bool> chunks{false};  // see Options
+thread_local Spent spent{};
+}  // namespace
+
+void detail::Spend(Work work, Nanos begin, int64_t nbytes) {
+  static constexpr const char* kNames[kWorks] = {"pack", "sum", "unpack"};
+  const Nanos duration = Now() - begin;
+  spent[static_cast<size_t>(work)] += duration;
+  if (!chunks.load(std::memory_order_relaxed)) return;
+  Record record;
+  record.begin = begin;
+  record.duration = duration;
+  record.name = kNames[static_cast<size_t>(work)];
+  record.nbytes = nbytes;
+  record.shape = Shape::kSpan;
+  Push(record);
+}
+
+Spent TakeSpent() {
+  const Spent taken = spent;
+  spent = {};
+  return taken;
+}
+
+namespace {
 
 std::atomic<uint32_t> stages{0};  // that have begun
 
@@ -86,6 +111,7 @@ class Recorder {
     static const int child = pthread_atfork(nullptr, nullptr, [] { detail::recording = false; });
     (void)child;
     detail::mark_rounds.store(options.mark_rounds);
+    chunks.store(options.chunks);
     detail::recording.store(true);
     thread_ = std::thread([this] { Run(); });
   }

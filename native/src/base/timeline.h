@@ -7,6 +7,7 @@
 // CLOCK_MONOTONIC; each rank adds its distance to rank 0's clock when it writes.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -22,6 +23,7 @@ namespace gradred::timeline {
 namespace detail {
 extern std::atomic<bool> recording;
 extern std::atomic<bool> mark_rounds;
+void Spend(Work work, Nanos begin, int64_t nbytes);
 }  // namespace detail
 inline bool Recording() { return detail::recording.load(std::memory_order_relaxed); }
 
@@ -33,6 +35,7 @@ struct Options {
   Nanos clock_offset = 0;       // rank 0's clock minus this rank's
   Nanos clock_uncertainty = 0;  // the offset is right within this
   bool mark_rounds = false;
+  bool chunks = false;       // spans of ChunkSpan too
   int ring_records = 16384;  // of a thread
 };
 
@@ -102,6 +105,27 @@ class Span {
  private:
   Record record_;
 };
+
+// The same for a piece of a group's way, of which there may be hundreds: the time is added up, and
+// written piece by piece only if asked for, since that would cost more than a hundredth of a step.
+class ChunkSpan {
+ public:
+  ChunkSpan(Work work, int64_t nbytes)
+      : begin_(Recording() ? Now() : 0), nbytes_(nbytes), work_(work) {}
+  ~ChunkSpan() {
+    if (begin_ != 0) detail::Spend(work_, begin_, nbytes_);
+  }
+  ChunkSpan(const ChunkSpan&) = delete;
+  ChunkSpan& operator=(const ChunkSpan&) = delete;
+
+ private:
+  const Nanos begin_;
+  const int64_t nbytes_;
+  const Work work_;
+};
+// What this thread has spent in each since the last call.
+using Spent = std::array<Nanos, kWorks>;
+Spent TakeSpent();
 
 // Something that goes through stages while others of its kind are in theirs: a chunk that moves.
 // Begun and ended by any thread, one at a time.

@@ -247,7 +247,19 @@ void Lines::Event(const Record& record, int lane, uint32_t domain_id, const Doma
     Put("\"");
     before = ",";
   }
-  if (record.nbytes != kNone) number("\"bytes\":", record.nbytes);
+  if (record.shape == Shape::kClose) {
+    static constexpr const char* kKeys[kWorks] = {"\"pack_us\":", "\"sum_us\":", "\"unpack_us\":"};
+    const auto spent = record.spent();
+    for (size_t i = 0; i < kWorks; ++i) {
+      if (spent[i] <= 0) continue;
+      Put(before);
+      Put(kKeys[i]);
+      PutMicroseconds(spent[i]);
+      before = ",";
+    }
+  } else if (record.nbytes != kNone) {
+    number("\"bytes\":", record.nbytes);
+  }
   if (record.value != kNone) number("\"words\":", record.value);
   Put(before[1] == '\0' ? "}}" : "}");
   Finish();

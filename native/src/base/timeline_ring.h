@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +24,10 @@ enum class Shape : uint16_t {
 
 constexpr int32_t kNone = -1;
 
+// What a thread does with the chunks of groups.
+enum class Work : uint8_t { kPack, kSum, kUnpack };
+constexpr int kWorks = 3;
+
 struct Record {
   Nanos begin = 0;
   Nanos duration = 0;
@@ -33,7 +38,15 @@ struct Record {
   int32_t value = kNone;  // of a round: its words
   uint16_t set = 0;
   Shape shape = Shape::kInstant;
-  uint64_t reserved = 0;
+  Nanos extra = 0;
+
+  // Of a phase that closes: see Spent in base/timeline.h. Nothing else needs these three then.
+  void SetSpent(const std::array<Nanos, kWorks>& spent) {
+    duration = spent[0];
+    nbytes = spent[1];
+    extra = spent[2];
+  }
+  std::array<Nanos, kWorks> spent() const { return {duration, nbytes, extra}; }
 };
 static_assert(sizeof(Record) == 64, "a record is one cache line");
 

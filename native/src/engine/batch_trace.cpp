@@ -29,7 +29,7 @@ void BatchTrace::Open(const DomainSpec& spec, const std::shared_ptr<const Plan>&
   Push(timeline::Shape::kOpen, "step", Now(), timeline::kNone);
 }
 
-void BatchTrace::Push(timeline::Shape shape, const char* name, Nanos at, int group) {
+void BatchTrace::Push(timeline::Shape shape, const char* name, Nanos at, int group, bool spent) {
   timeline::Record record;
   record.begin = at;
   record.name = name;
@@ -37,6 +37,7 @@ void BatchTrace::Push(timeline::Shape shape, const char* name, Nanos at, int gro
   record.batch = tag_.batch;
   record.group = group;
   if (group != timeline::kNone && shape == timeline::Shape::kOpen) record.nbytes = nbytes_[group];
+  if (spent) record.SetSpent(timeline::TakeSpent());
   record.shape = shape;
   timeline::Push(record);
 }
@@ -62,7 +63,9 @@ void BatchTrace::Enter(int group, Phase phase) {
   Phase& now = phases_[group];
   if (now == phase) return;
   const Nanos at = Now();
-  if (now != Phase::kNone) Push(timeline::Shape::kClose, kNames[static_cast<int>(now)], at, group);
+  if (now != Phase::kNone)
+    Push(timeline::Shape::kClose, kNames[static_cast<int>(now)], at, group, now == Phase::kReduce);
+  if (phase == Phase::kReduce) timeline::TakeSpent();  // on others before
   if (phase != Phase::kNone)
     Push(timeline::Shape::kOpen, kNames[static_cast<int>(phase)], at, group);
   now = phase;

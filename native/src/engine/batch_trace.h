@@ -41,7 +41,8 @@ class BatchTrace {
   void DoSubmitted(int position, int group, bool last_of_batch);
   void Enter(int group, Phase phase);
   void DoEnded(int group);
-  void Push(timeline::Shape shape, const char* name, Nanos at, int group);
+  // `spent`: with the time that this thread has spent on chunks.
+  void Push(timeline::Shape shape, const char* name, Nanos at, int group, bool spent = false);
 
   timeline::Tag tag_;
   std::vector<Phase> phases_;    // by group

@@ -38,7 +38,7 @@ class GroupCargo final : public comm::Cargo {
   void SetPacked(Batch::Packed packed) { packed_ = std::move(packed); }
 
   void Pack(Range range, void* at) override {
-    const timeline::Span span("pack", range.nbytes());
+    const timeline::ChunkSpan span(timeline::Work::kPack, range.nbytes());
     char* const base = static_cast<char*>(at) - range.begin;
     for (size_t i = FirstIn(range); i < group_.members.size(); ++i) {
       const MemberPlan& member = group_.members[i];
@@ -62,7 +62,7 @@ class GroupCargo final : public comm::Cargo {
   }
 
   void Unpack(Range range, const void* at) override {
-    const timeline::Span span("unpack", range.nbytes());
+    const timeline::ChunkSpan span(timeline::Work::kUnpack, range.nbytes());
     const char* const base = static_cast<const char*>(at) - range.begin;
     if (outputs_.empty()) FindOutputs();
     for (size_t i = FirstIn(range); i < group_.members.size(); ++i) {

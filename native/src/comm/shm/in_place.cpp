@@ -53,13 +53,11 @@ class InPlaceJob final : public Job {
           slots_[static_cast<size_t>(peer)] = MemoryOf(peer, offset_ + nbytes_) + offset_;
         }
         state_ = State::kMove;
-        stage_.Enter("sum in place", parts_[me()].nbytes());
         return true;
       case State::kMove:
         if (!MoveBlock(budget)) {
           common_.Pass(common_.board->done(turn_), turn_ / kWorksOnBoard);
           state_ = State::kDone;
-          stage_.End();
         }
         return true;
       case State::kDone:
@@ -75,6 +73,7 @@ class InPlaceJob final : public Job {
     if (at_ >= parts_[me()].end || (n == 1 && common_.shift == 0)) return false;
     const int64_t block = reduce::AlignUp(common_.options.block_nbytes);
     const reduce::Range range{at_, std::min(at_ + block, parts_[me()].end)};
+    const timeline::ChunkSpan span(timeline::Work::kSum, range.nbytes());
     if (what_ != What::kAllGather) {
       layout_->ReduceNode(slots_[me()], reinterpret_cast<const void* const*>(slots_.data()),
                           static_cast<int>(n), range, common_.node_scale());
@@ -97,7 +96,6 @@ class InPlaceJob final : public Job {
   std::vector<char*> slots_;  // of all ranks, at the offset
   int64_t at_ = 0;            // of my part, done so far
   State state_ = State::kWait;
-  timeline::Stage stage_;
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ class SmallJob : public Job {
 
   char* BufferOf(int rank) { return common_.board->small(turn_, rank); }
   void Reduce(void* out, reduce::Range range) {
-    const timeline::Span span("sum", range.nbytes());
+    const timeline::ChunkSpan span(timeline::Work::kSum, range.nbytes());
     std::vector<const void*> buffers(common_.members.size());
     for (int r = 0; r < common_.size(); ++r) buffers[static_cast<size_t>(r)] = BufferOf(r);
     layout_->ReduceNode(out, buffers.data(), common_.size(), range, common_.node_scale());

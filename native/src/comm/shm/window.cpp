@@ -140,7 +140,7 @@ class CargoJob final : public Job {
     const reduce::Range chunk = RangeOf(reduced_);
     const reduce::Range mine = PartsOf(chunk)[me()];
     if (mine.nbytes() == 0 || (slots_.size() == 1 && common_.shift == 0)) return;
-    const timeline::Span span("sum", mine.nbytes());
+    const timeline::ChunkSpan span(timeline::Work::kSum, mine.nbytes());
     std::vector<const void*> ins(slots_.size());  // where the layout would start
     for (size_t r = 0; r < ins.size(); ++r) ins[r] = Slot(r, reduced_) - chunk.begin;
     layout_->ReduceNode(Slot(me(), reduced_) - chunk.begin, ins.data(),
