@@ -316,11 +316,107 @@ TEST(Exchanges) {
   });
 }
 
+namespace {
+
+// An exchange of one vector: its result, and the rows received from each rank.
+template <class T>
+std::pair<std::vector<T>, std::vector<int64_t>> Exchange(
+    Engine& engine, const EntrySpec& entry, const std::vector<T>& in,
+    std::optional<std::vector<int64_t>> splits = std::nullopt) {
+  std::vector<T> out;
+  Submission submission;
+  submission.input = in.data();
+  submission.splits = std::move(splits);
+  submission.allocate = [&out](const Shape& shape) {
+    out.resize(shape[0]);
+    return static_cast<void*>(out.data());
+  };
+  std::vector<Submission> one;
+  one.push_back(std::move(submission));
+  const std::vector<Result> results =
+      engine.RunBlocking(Spec(entry.label, {entry}), std::move(one));
+  return {out, results[0].received_splits};
+}
+
+EntrySpec AllToAllOf(const std::string& label, int64_t rows) {
+  EntrySpec entry = Float(label, rows);
+  entry.op = Op::kAllToAll;
+  return entry;
+}
+
+}  // namespace
+
+TEST(AllToAllWithSplits) {
+  OnRanks(3, [](Engine& engine, int r) {
+    // Rank a sends b rows of value a to rank b.
+    const std::vector<float> in(3, float(r));
+    const std::vector<int64_t> splits{0, 1, 2};
+    const auto [out, received] = Exchange<float>(engine, AllToAllOf("a", 3), in, splits);
+    std::vector<float> expected;
+    for (int a = 0; a < 3; ++a) expected.insert(expected.end(), r, float(a));
+    CHECK(out == expected);
+    CHECK(received == std::vector<int64_t>(3, r));
+    // Equal parts meet explicit ones.
+    const auto equal =
+        Exchange<float>(engine, AllToAllOf("b", 3), in,
+                        r == 0 ? std::optional<std::vector<int64_t>>({1, 1, 1}) : std::nullopt);
+    CHECK(equal.first == (std::vector<float>{0, 1, 2}));
+    CHECK(equal.second == (std::vector<int64_t>{1, 1, 1}));
+  });
+}
+
+TEST(SplitsThatDoNotFit) {
+  OnRanks(2, [](Engine& engine, int r) {
+    const std::vector<float> in(4, float(r));
+    const std::vector<std::vector<int64_t>> wrong{
+        {}, {4}, {2, 1}, {-1, 5}, {INT64_MAX, INT64_MAX}, {1, 1, 2}};
+    for (const std::vector<int64_t>& splits : wrong) {
+      const auto batch = engine.Open(Spec("w", {AllToAllOf("w", 4)}));
+      Submission submission;
+      submission.input = in.data();
+      submission.splits = splits;
+      try {
+        engine.Submit(batch, 0, std::move(submission));
+        CHECK(false);
+      } catch (const Error& error) {
+        CHECK(error.kind() == Kind::kInvalidArgument);
+        const std::string text = error.what();
+        CHECK(text.find("rank " + std::to_string(r) + " in process set 0") != std::string::npos);
+        CHECK(text.find("2 numbers of rows from 0 with the sum 4, got [") != std::string::npos);
+        engine.Abandon(batch, text);
+      }
+    }
+    const auto [out, received] = Exchange<float>(engine, AllToAllOf("w", 4), in);
+    CHECK(out == (std::vector<float>{0, 0, 1, 1}));
+  });
+}
+
+TEST(ReduceScatterOfInt64Averages) {
+  OnRanks(3, [](Engine& engine, int r) {
+    for (const int64_t value : {INT64_MAX, INT64_MIN, int64_t{-7}}) {
+      EntrySpec entry = Float("s", 4);
+      entry.op = Op::kReduceScatter;
+      entry.dtype = entry.wire = DType::kInt64;
+      entry.reduce_op = reduce::ReduceOp::kAverage;
+      const std::vector<int64_t> in(4, value);
+      const auto [out, received] = Exchange<int64_t>(engine, entry, in);
+      CHECK(out == std::vector<int64_t>(r == 0 ? 2 : 1, value));
+    }
+  });
+}
+
 TEST(NullReturnsInputs) {
   EngineOptions options;
   options.null = true;
   OnRanks(
-      2, [](Engine& engine, int r) { CHECK_EQ(Reduce(engine, "x", {float(r)})[0], float(r)); },
+      2,
+      [](Engine& engine, int r) {
+        CHECK_EQ(Reduce(engine, "x", {float(r)})[0], float(r));
+        const std::vector<float> in(4, float(r));
+        const auto [out, received] = Exchange<float>(engine, AllToAllOf("a", 4), in);
+        CHECK(out == in);
+        CHECK(received == (std::vector<int64_t>{2, 2}));
+      },
       options);
 }
 
