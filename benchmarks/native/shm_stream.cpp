@@ -1,9 +1,10 @@
 // Reductions in shared memory against a bare loop that copies the same bytes, in one run and
 // alternating:
-//   benchmark_shm_stream [ranks [chunk_kb [window_chunks [mb ...]]]]
+//   benchmark_shm_stream [ranks [chunk_kb [window_chunks [small_bytes [mb ...]]]]]; 0: the default
 // bare: private tensor -> own slot of the full size (memcpy), barrier, sum of my part over all
 // slots pushed to all of them, barrier, slot -> tensor. stream: AllReduceCargo of a cargo that
-// copies, from one tensor into another; in place: into the same. Times in microseconds: the slowest
+// copies, from one tensor into another; in place: into the same; then both with packing past the
+// caches. Times in microseconds: the slowest
 // rank's, median over the iterations. Ranks are processes, pinned if there are cores enough.
 #include <sched.h>
 #include <sys/mman.h>
@@ -23,6 +24,7 @@
 #include "comm/shm/communicator.h"
 #include "comm/shm/page.h"
 #include "comm/shm/transport.h"
+#include "reduce/convert.h"
 
 using namespace gradred;
 using namespace gradred::comm;
@@ -31,6 +33,7 @@ namespace {
 
 constexpr uint64_t kNonce = 0xbe7c;
 constexpr int kMostRanks = 64;
+constexpr int kWays = 5;
 
 // What the processes share besides slots; inherited by fork.
 struct Shared {
@@ -50,9 +53,15 @@ void* MapShared(int64_t nbytes) {
 
 class MemcpyCargo final : public Cargo {
  public:
-  MemcpyCargo(const char* in, char* out) : in_(in), out_(out) {}
+  MemcpyCargo(const char* in, char* out, reduce::Stores stores)
+      : in_(in), out_(out), stores_(stores) {}
   void Pack(reduce::Range range, void* at) override {
-    std::memcpy(at, in_ + range.begin, static_cast<size_t>(range.nbytes()));
+    if (stores_ == reduce::Stores::kCached) {
+      std::memcpy(at, in_ + range.begin, static_cast<size_t>(range.nbytes()));
+    } else {
+      reduce::Convert(at, DType::kFloat32, in_ + range.begin, DType::kFloat32, range.nbytes() / 4,
+                      1, nullptr, stores_);
+    }
   }
   void Unpack(reduce::Range range, const void* at) override {
     std::memcpy(out_ + range.begin, at, static_cast<size_t>(range.nbytes()));
@@ -61,6 +70,7 @@ class MemcpyCargo final : public Cargo {
  private:
   const char* in_;
   char* out_;
+  const reduce::Stores stores_;
 };
 
 class Rank {
@@ -102,9 +112,9 @@ class Rank {
     std::memcpy(out_.data(), Slot(rank_), nbytes);
   }
 
-  void Stream(const LayoutPtr& layout, bool in_place) {
+  void Stream(const LayoutPtr& layout, bool in_place, reduce::Stores stores) {
     const auto cargo =
-        std::make_shared<MemcpyCargo>(in_.data(), in_place ? in_.data() : out_.data());
+        std::make_shared<MemcpyCargo>(in_.data(), in_place ? in_.data() : out_.data(), stores);
     const WorkPtr work = communicator_.AllReduceCargo(layout, cargo);
     ThrowIfError(Wait(*work, communicator_.transport(), 60 * kSecond, "a stream"));
   }
@@ -114,16 +124,17 @@ class Rank {
         std::vector<reduce::Section>{{0, nbytes / 4, DType::kFloat32, reduce::ReduceOp::kSum}});
     const int iterations = static_cast<int>(
         std::clamp<int64_t>((int64_t{384} << 20) / std::max<int64_t>(nbytes, 1), 7, 400));
-    std::vector<double> us[3];
+    std::vector<double> us[kWays];
     for (int i = -2; i < iterations; ++i) {
-      for (int way = 0; way < 3; ++way) {
+      for (int way = 0; way < kWays; ++way) {
         std::fill(in_.begin(), in_.begin() + 64, 0);
         Meet();
         const Nanos start = Now();
         if (way == 0) {
           Bare(*layout);
         } else {
-          Stream(layout, way == 2);
+          Stream(layout, way % 2 == 0,
+                 way < 3 ? reduce::Stores::kCached : reduce::Stores::kStreamed);
         }
         shared_->us[rank_] = static_cast<double>(Now() - start) / 1e3;
         Meet();
@@ -132,13 +143,16 @@ class Rank {
       }
     }
     if (rank_ != 0) return;
-    double median[3];
-    for (int way = 0; way < 3; ++way) {
+    double median[kWays];
+    for (int way = 0; way < kWays; ++way) {
       std::sort(us[way].begin(), us[way].end());
       median[way] = us[way][us[way].size() / 2];
     }
-    std::printf("%10lld %10.1f %10.1f %6.2f %10.1f %6.2f\n", static_cast<long long>(nbytes),
-                median[0], median[1], median[1] / median[0], median[2], median[2] / median[0]);
+    std::printf("%10lld %10.1f", static_cast<long long>(nbytes), median[0]);
+    for (int way = 1; way < kWays; ++way) {
+      std::printf(" %10.1f %6.2f", median[way], median[way] / median[0]);
+    }
+    std::printf("\n");
     std::fflush(stdout);
   }
 
@@ -164,8 +178,9 @@ int main(int argc, char** argv) {
   options.nonce = kNonce;
   if (const int kb = argument(2, 0)) options.chunk_nbytes = int64_t{kb} << 10;
   if (const int chunks = argument(3, 0)) options.window_chunks = chunks;
+  if (const int small = argument(4, 0)) options.small_nbytes = small;
   std::vector<int64_t> sizes;
-  for (int i = 4; i < argc; ++i) {
+  for (int i = 5; i < argc; ++i) {
     sizes.push_back(static_cast<int64_t>(std::atof(argv[i]) * (1 << 20)));
   }
   if (sizes.empty()) {
@@ -176,7 +191,10 @@ int main(int argc, char** argv) {
   char* slots = static_cast<char*>(MapShared(size * most));
   const auto page = shm::Page::Create(size, kNonce, shm::Naming::kAnonymous);
 
-  std::printf("%d ranks\n    nbytes       bare     stream  ratio   in place  ratio\n", size);
+  std::printf(
+      "%d ranks\n    nbytes       bare     stream  ratio   in place  ratio"
+      "    past the caches        in place\n",
+      size);
   std::fflush(stdout);
   for (int rank = 0; rank < size; ++rank) {
     if (fork() != 0) continue;
