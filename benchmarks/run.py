@@ -25,6 +25,7 @@ RUNS = {
     "train": "train.py",
     "hierarchical": "hierarchical.py",
     "memory": "memory.py",
+    "timeline": "timeline.py",
 }
 
 

@@ -30,7 +30,7 @@ def start_timeline(
     file_path: rank N writes ``<file_path without .json>.rank<N>.json``; a file that is there is
     replaced, its folder must exist. mark_cycles: a line across a rank's threads at the end of each
     round of negotiation (Horovod's cycles). chunks: each chunk's packing, summing and unpacking,
-    not only their sums over a group; costs more than 1 % of a step. All are equal on all ranks.
+    not only their sums over a group: hundreds of events a step. All are equal on all ranks.
     Call it where no other thread reduces, as between two steps. ``GRADRED_TIMELINE`` does the same
     in ``init()``, but for a rank whose file cannot be written only warns.
 

@@ -22,6 +22,7 @@ SCRIPTS = {
     # One rank: TensorFlow takes seconds to start.
     "overlap": ("--ranks 1 --parts work,brute", "tensorflow"),
     "step": ("--ranks 1", "tensorflow"),
+    "timeline": ("", "numpy"),
     "train": ("--ranks 1", "tensorflow"),
 }
 

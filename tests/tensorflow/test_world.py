@@ -60,9 +60,7 @@ def test_ops_are_asked_when_they_run():
 def test_what_is_built(size):
     assert hvd.mpi_built() is True
     assert hvd.mpi_enabled() is (core.mpi_library() is not None)
-    assert hvd.mpi_threads_supported() is (
-        hvd.mpi_enabled() and not core.mpi_one_at_a_time()
-    )
+    assert hvd.mpi_threads_supported() is (hvd.mpi_enabled() and not core.mpi_one_at_a_time())
     for name in ("gloo_built", "gloo_enabled", "ddl_built", "ccl_built", "cuda_built"):
         assert getattr(hvd, name)() is False
     assert hvd.rocm_built() is False
