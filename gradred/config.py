@@ -119,7 +119,7 @@ class Settings:
     )
     mpi_library: str = _row("", "text", "rank", "path of the MPI library; unset: the one that fits")
     chunk_bytes: int = _row(
-        4 << 20, "int", "job", "size of the pieces a group travels in", low=4096, high=1 << 40
+        1 << 20, "int", "job", "size of the pieces a group travels in", low=4096, high=1 << 40
     )
     slot_bytes: int = _row(
         2 << 20,
@@ -128,6 +128,12 @@ class Settings:
         "size up to which a group has memory of its own, packed as its tensors come; 0: none",
         low=0,
         high=1 << 40,
+    )
+    algorithms: str = _row(
+        "", "text", "job", "algorithms between nodes by size, in place of those of `gradred info`"
+    )
+    reproducible: bool = _row(
+        True, "bool", "job", "results do not depend on sizes and groups; 0 allows ring"
     )
     group_bytes: int = _row(
         64 << 20, "int", "job", "size at which a group of gradients is cut", low=1, high=1 << 40

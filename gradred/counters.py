@@ -25,6 +25,7 @@ class Metrics:
     partly_absent: int  # tensors that some ranks brought and others, also joined ones, did not
     plan_changes: int  # of planned domains, after measurements
     abandoned: int  # batches that failed before all their groups ran, for any reason
+    network_bytes: int  # of tensors' messages, sent to other nodes
     wait_s: float  # sum over batches: last local submit to last result
     last_wait_s: float  # the same of the last batch
     communication_s: float  # sum over groups: start to end; process sets overlap

@@ -74,6 +74,30 @@ def settings_lines() -> list[str]:
     return lines
 
 
+def algorithm_lines() -> list[str]:
+    """The table of algorithms between nodes, for a power of two of them and another number."""
+    try:
+        from gradred import config
+        from gradred._native import core
+
+        settings, _ = config.load_valid(os.environ)
+        tables = {
+            size: core.algorithms(size, settings.algorithms, settings.reproducible)
+            for size in (4, 6)
+        }
+    except Exception as error:
+        return [f"  not usable: {error}"]
+    lines = []
+    for size, rows in tables.items():
+        lines.append(f"  {size} nodes")
+        for collective, from_nbytes, algorithm, reproducible, why in sorted(rows):
+            order = "one order of sums" if reproducible else "order of sums changes with sizes"
+            if collective != "allreduce":
+                order = "no sums"
+            lines.append(f"    {collective} from {from_nbytes} bytes: {algorithm} ({order}; {why})")
+    return lines
+
+
 def main() -> int:
     cores = len(physical_cores(os.sched_getaffinity(0)))
     rows = {
@@ -89,6 +113,8 @@ def main() -> int:
             rows[package] = version
     for name, text in rows.items():
         print(f"{name:<18}{text}")
+    print("algorithms between nodes (with GRADRED_INTRA=flat: between ranks)")
+    print("\n".join(algorithm_lines()))
     print("settings")
     print("\n".join(settings_lines()))
     return 0

@@ -57,6 +57,7 @@ py::dict MetricsDict(const engine::Metrics& m) {
   d["partly_absent"] = m.partly_absent;
   d["abandoned"] = m.abandoned;
   d["plan_changes"] = m.plan_changes;
+  d["network_bytes"] = m.network_bytes;
   d["wait_s"] = m.wait_s;
   d["last_wait_s"] = m.last_wait_s;
   d["communication_s"] = m.communication_s;

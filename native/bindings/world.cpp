@@ -37,6 +37,8 @@ comm::WorldOptions WorldOptionsFrom(const py::dict& options) {
   o.mpi_comm_size = Get<int>(options, "mpi_comm_size");
   for (const py::handle rank : Get<py::list>(options, "ranks")) o.ranks.push_back(rank.cast<int>());
   o.chunk_nbytes = Get<int64_t>(options, "chunk_bytes");
+  o.algorithms = Get<std::string>(options, "algorithms");
+  o.reproducible = Get<bool>(options, "reproducible");
   o.timeout = Seconds(options, "init_timeout_seconds");
   return o;
 }
@@ -125,6 +127,18 @@ py::object MpiLibrary() {
   return py::none();
 }
 
+// Rows (collective, from_nbytes, algorithm, reproducible, why) of `size` ranks that exchange
+// messages, with what the setting's text puts in their place.
+py::list Algorithms(int size, const std::string& text, bool reproducible) {
+  py::list rows;
+  for (const comm::AlgorithmRow& row :
+       comm::MergeAlgorithms(size, comm::ParseAlgorithms(text, reproducible))) {
+    rows.append(py::make_tuple(row.collective, row.from_nbytes, comm::AlgorithmName(row.algorithm),
+                               comm::IsReproducible(row.algorithm), row.why));
+  }
+  return rows;
+}
+
 }  // namespace
 
 void BindWorld(py::module_& m) {
@@ -133,6 +147,7 @@ void BindWorld(py::module_& m) {
   m.def("start_engine", &StartEngine, py::arg("options"));
   m.def("mpi_library", &MpiLibrary);
   m.def("mpi_one_at_a_time", [] { return comm::mpi::Process::Get().one_at_a_time(); });
+  m.def("algorithms", &Algorithms, py::arg("size"), py::arg("text"), py::arg("reproducible"));
 }
 
 }  // namespace gradred::bindings

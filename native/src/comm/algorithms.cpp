@@ -40,7 +40,7 @@ std::vector<std::string> SplitText(const std::string& text, char by) {
 }
 
 [[noreturn]] void Refuse(const std::string& text, const std::string& what) {
-  throw Error(Kind::kInvalidArgument, "algorithms '" + text + "': " + what +
+  throw Error(Kind::kInvalidArgument, "GRADRED_ALGORITHMS='" + text + "': " + what +
                                           ", as in "
                                           "'allreduce:0=recursive_doubling,32768=pairwise'");
 }

@@ -9,6 +9,7 @@
 #include "comm/algorithm_communicator.h"
 #include "comm/fabric.h"
 #include "comm/hierarchical.h"
+#include "comm/node_first.h"
 #include "comm/peers.h"
 #include "comm/roster.h"
 #include "comm/routed.h"
@@ -19,10 +20,10 @@
 namespace gradred::comm {
 namespace {
 
-// Of a set's four channels; control() and data() are apart from each other.
-constexpr int kControlChannel = 0;                                     // of control()
-constexpr int kIntraChannel = 0, kInterChannel = 2, kFlatChannel = 3;  // of data(); intra has two
-constexpr uint16_t kCloseChannel = kChannels - 1;                      // of control()
+// Of a set's four channels, the same on control() and data(), which are apart from each other;
+// intra has two.
+constexpr int kIntraChannel = 0, kInterChannel = 2, kFlatChannel = 3;
+constexpr uint16_t kCloseChannel = kChannels - 1;  // of control()
 
 const Traffic kTraffic[shm::kTransports] = {Traffic::kControl, Traffic::kData, Traffic::kSide};
 
@@ -34,6 +35,33 @@ uint16_t ChannelOf(int set_id, int channel) {
   }
   return static_cast<uint16_t>(set_id * kChannelsPerSet + channel);
 }
+
+// A process set by nodes.
+struct SetNodes {
+  SetNodes(const Topology& world, const std::vector<int>& members)
+      : topology(world.Restrict(members)), smallest(members.size()) {
+    for (int node = 0; node < topology.nodes(); ++node) {
+      nodes.emplace_back();
+      for (const int r : topology.RanksOfNode(node)) {
+        nodes.back().push_back(members[static_cast<size_t>(r)]);
+      }
+      largest = std::max(largest, nodes.back().size());
+      smallest = std::min(smallest, nodes.back().size());
+    }
+  }
+  const std::vector<int>& mine() const {
+    return nodes[static_cast<size_t>(topology.node_of[static_cast<size_t>(topology.rank)])];
+  }
+  // The ranks with this local rank, one a node.
+  std::vector<int> Across(size_t local_rank) const {
+    std::vector<int> across;
+    for (const std::vector<int>& node : nodes) across.push_back(node[local_rank]);
+    return across;
+  }
+  const Topology topology;
+  std::vector<std::vector<int>> nodes;  // world ranks
+  size_t largest = 0, smallest;         // sizes of nodes
+};
 
 class WorldImpl final : public World {
  public:
@@ -49,6 +77,7 @@ class WorldImpl final : public World {
   std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int set_id) override;
   std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override;
   std::optional<Status> CheckPeers() override;
+  int64_t network_nbytes() const override { return transports_[1]->far_sent_nbytes(); }
   void Close() override;
   void Abort(const Status& cause) override;
 
@@ -58,9 +87,14 @@ class WorldImpl final : public World {
   void OpenTransports();
   bool Forked() const { return getpid() != pid_; }
   int PageIndexOf(int rank) const;
+  std::unique_ptr<Communicator> MakeFlat(Transport& transport, std::vector<int> members, int set_id,
+                                         int channel) const;
+  std::unique_ptr<Communicator> MakeIntra(Transport& transport, const SetNodes& set,
+                                          int set_id) const;
 
   const pid_t pid_ = getpid();
   WorldOptions options_;
+  const std::vector<AlgorithmRow> rows_;  // that replace default ones
   State state_ = State::kOpen;
   std::unique_ptr<Fabric> fabric_;
   Roster roster_;
@@ -72,7 +106,9 @@ class WorldImpl final : public World {
 };
 
 WorldImpl::WorldImpl(std::unique_ptr<Fabric> fabric, const WorldOptions& options)
-    : options_(options), fabric_(std::move(fabric)) {
+    : options_(options),
+      rows_(ParseAlgorithms(options.algorithms, options.reproducible)),
+      fabric_(std::move(fabric)) {
   Bootstrap& bootstrap = fabric_->bootstrap();
   roster_ = MakeRoster(bootstrap, options_);
   topology_ = Topology::Make(bootstrap.rank(), roster_.node_of);
@@ -152,46 +188,51 @@ std::string WorldImpl::Describe() const {
   return text;
 }
 
+std::unique_ptr<Communicator> WorldImpl::MakeFlat(Transport& transport, std::vector<int> members,
+                                                  int set_id, int channel) const {
+  AlgorithmOptions options;
+  options.rows = rows_;
+  options.chunk_nbytes = options_.chunk_nbytes;
+  return MakeAlgorithmCommunicator(transport, std::move(members), ChannelOf(set_id, channel),
+                                   options);
+}
+
+std::unique_ptr<Communicator> WorldImpl::MakeIntra(Transport& transport, const SetNodes& set,
+                                                   int set_id) const {
+  shm::ShmOptions options;
+  options.nonce = roster_.nonce;
+  options.naming = page_->naming();
+  options.scale_size = static_cast<int>(set.largest);
+  return shm::MakeCommunicator(transport, set.mine(), ChannelOf(set_id, kIntraChannel), options);
+}
+
 std::unique_ptr<Communicator> WorldImpl::MakeControl(const std::vector<int>& members, int set_id) {
-  return MakeAlgorithmCommunicator(control(), members, ChannelOf(set_id, kControlChannel));
+  const SetNodes set(topology_, members);
+  if (set.largest == 1 || options_.intra == "flat")
+    return MakeFlat(control(), members, set_id, kFlatChannel);
+  auto intra = MakeIntra(control(), set, set_id);
+  if (set.nodes.size() == 1) return intra;
+  std::unique_ptr<Communicator> leaders;
+  if (set.topology.local_rank == 0)
+    leaders = MakeFlat(control(), set.Across(0), set_id, kInterChannel);
+  return MakeNodeFirst(std::move(intra), std::move(leaders),
+                       MakeFlat(control(), members, set_id, kFlatChannel));
 }
 
 std::unique_ptr<Communicator> WorldImpl::MakeData(const std::vector<int>& members, int set_id) {
-  const Topology t = topology_.Restrict(members);
-  const uint16_t intra_channel = ChannelOf(set_id, kIntraChannel);
-  std::vector<std::vector<int>> nodes;  // world ranks
-  size_t largest = 0, smallest = members.size();
-  for (int node = 0; node < t.nodes(); ++node) {
-    nodes.emplace_back();
-    for (const int r : t.RanksOfNode(node)) {
-      nodes.back().push_back(members[static_cast<size_t>(r)]);
-    }
-    largest = std::max(largest, nodes.back().size());
-    smallest = std::min(smallest, nodes.back().size());
-  }
-  const auto make_flat = [&] {
-    return MakeAlgorithmCommunicator(data(), members, ChannelOf(set_id, kFlatChannel));
-  };
-  if (largest == 1 || options_.intra == "flat") return make_flat();
-
-  shm::ShmOptions shm_options;
-  shm_options.nonce = roster_.nonce;
-  shm_options.naming = page_->naming();
-  shm_options.scale_size = static_cast<int>(largest);
-  const auto my_node = static_cast<size_t>(t.node_of[static_cast<size_t>(t.rank)]);
-  auto intra = shm::MakeCommunicator(data(), nodes[my_node], intra_channel, shm_options);
-  if (nodes.size() == 1) return intra;
-
+  const SetNodes set(topology_, members);
+  if (set.largest == 1 || options_.intra == "flat")
+    return MakeFlat(data(), members, set_id, kFlatChannel);
+  auto intra = MakeIntra(data(), set, set_id);
+  if (set.nodes.size() == 1) return intra;
   std::unique_ptr<Communicator> inter;
-  const auto local_rank = static_cast<size_t>(t.local_rank);
-  if (local_rank < smallest) {
-    std::vector<int> across;
-    for (const std::vector<int>& node : nodes) across.push_back(node[local_rank]);
-    inter = MakeAlgorithmCommunicator(data(), std::move(across), ChannelOf(set_id, kInterChannel));
-  }
-  HierarchicalOptions hierarchical;
-  hierarchical.chunk_nbytes = options_.chunk_nbytes;
-  return MakeHierarchical(t, std::move(intra), std::move(inter), make_flat(), hierarchical);
+  const auto local_rank = static_cast<size_t>(set.topology.local_rank);
+  if (local_rank < set.smallest)
+    inter = MakeFlat(data(), set.Across(local_rank), set_id, kInterChannel);
+  HierarchicalOptions options;
+  options.chunk_nbytes = options.cargo_chunk_nbytes = options_.chunk_nbytes;
+  return MakeHierarchical(set.topology, std::move(intra), std::move(inter),
+                          MakeFlat(data(), members, set_id, kFlatChannel), options);
 }
 
 std::optional<Status> WorldImpl::CheckPeers() {
@@ -270,6 +311,7 @@ void CheckOptions(const WorldOptions& options) {
   };
   check("transport", options.transport, {"auto", "mpi", "local", "self"});
   check("intra", options.intra, {"shm", "flat"});
+  ParseAlgorithms(options.algorithms, options.reproducible);
   if (options.virtual_nodes < 1) {
     throw Error(Kind::kInvalidArgument,
                 "virtual_nodes: expected at least 1, got " + std::to_string(options.virtual_nodes));

@@ -35,6 +35,9 @@ class World {
                                                     int set_id) = 0;
   virtual std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) = 0;
 
+  // Bytes of tensors' messages that this rank has sent to ranks of other nodes. Any thread.
+  virtual int64_t network_nbytes() const = 0;
+
   // A peer's process has ended without closing the world: kPeerLost naming rank, host, pid and,
   // where known, the signal (a launcher may leave it in the job's notes). Cheap; called a few times
   // a second by the control thread.
@@ -57,7 +60,9 @@ struct WorldOptions {
       nullptr;  // handle of a communicator of the loaded MPI, mpi_comm_size bytes: the ranks to use
   int mpi_comm_size = 0;
   std::vector<int> ranks;  // of MPI_COMM_WORLD, or of the local launcher's; empty: all
-  int64_t chunk_nbytes = 4 << 20;
+  int64_t chunk_nbytes = 1 << 20;
+  std::string algorithms;    // see ParseAlgorithms; empty: the defaults
+  bool reproducible = true;  // false: algorithms may add in an order that changes with the sizes
   Nanos timeout = 300 * kSecond;  // for opening
 };
 

@@ -348,6 +348,7 @@ Metrics Engine::metrics() const {
   metrics.pool_nbytes = pool.used_nbytes + pool.idle_nbytes;
   metrics.pool_fresh = pool.fresh;
   metrics.pool_reused = pool.reused;
+  metrics.network_bytes = impl_->world_->network_nbytes();
   return metrics;
 }
 

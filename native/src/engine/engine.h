@@ -34,6 +34,7 @@ struct Metrics {
   int64_t partly_absent = 0;  // members present on some ranks only
   int64_t abandoned = 0;
   int64_t plan_changes = 0;  // of planned domains, after measurements
+  int64_t network_bytes = 0;  // of tensors' messages sent to other nodes
   double wait_s = 0;         // sum over batches: last local submit to last result
   double last_wait_s = 0;
   double communication_s = 0;  // data loop busy with groups

@@ -50,6 +50,8 @@ class LoopbackWorld : public World {
   }
   std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override;
 
+  int64_t network_nbytes() const override { return 0; }  // there is none
+
   std::optional<Status> CheckPeers() override {
     for (int r = 0; r < topology_.size; ++r) {
       const Life life = job_->life[r];
