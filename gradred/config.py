@@ -35,6 +35,7 @@ Scope = Literal["job", "rank"]
 LAUNCHER_PREFIXES = ("GRADRED_JOB", "GRADRED_LOCAL_", "GRADRED_LAUNCH", "GRADRED_TEST_")
 
 _PROBLEM = "problem"  # key of job_text
+_ALGORITHMS = r"(allreduce|allgather):[0-9]{1,15}=[a-z_]+(,[0-9]{1,15}=[a-z_]+)*"
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,12 @@ class Settings:
         high=1 << 40,
     )
     algorithms: str = _row(
-        "", "text", "job", "algorithms between nodes by size, in place of those of `gradred info`"
+        "",
+        "text",
+        "job",
+        "algorithms between nodes by size, in place of those of `gradred info`",
+        pattern=rf"{_ALGORITHMS}(;{_ALGORITHMS})?",
+        words="rows such as allreduce:0=recursive_doubling,32768=pairwise",
     )
     reproducible: bool = _row(
         True, "bool", "job", "results do not depend on sizes and groups; 0 allows ring"
