@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,27 +76,29 @@ def settings_lines() -> list[str]:
     return lines
 
 
-def algorithm_lines() -> list[str]:
-    """The table of algorithms between nodes, for a power of two of them and another number."""
-    try:
-        from gradred import config
-        from gradred._native import core
+# The native module is loaded in a process of its own, as a broken one may end it.
+_TABLES = """
+import json, os
+from gradred import _core, config
+settings, problem = config.load_valid(os.environ)
+print(json.dumps({
+    size: _core.algorithms(size, settings.algorithms, settings.reproducible) for size in (4, 6)
+}))
+"""
 
-        settings, _ = config.load_valid(os.environ)
-        tables = {
-            size: core.algorithms(size, settings.algorithms, settings.reproducible)
-            for size in (4, 6)
-        }
-    except Exception as error:
-        return [f"  not usable: {error}"]
+
+def algorithm_lines() -> list[str]:
+    """The table of algorithms, for a power of two of those who exchange and for another number."""
+    done = subprocess.run([sys.executable, "-c", _TABLES], capture_output=True, text=True)
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return [f"  not usable: {last[0]}"]
     lines = []
-    for size, rows in tables.items():
-        lines.append(f"  {size} nodes")
+    for size, rows in json.loads(done.stdout).items():
+        lines.append(f"  between {size}")
         for collective, from_nbytes, algorithm, reproducible, why in sorted(rows):
-            order = "one order of sums" if reproducible else "order of sums changes with sizes"
-            if collective != "allreduce":
-                order = "no sums"
-            lines.append(f"    {collective} from {from_nbytes} bytes: {algorithm} ({order}; {why})")
+            order = "" if reproducible else ", order of sums changes with sizes"
+            lines.append(f"    {collective} from {from_nbytes} bytes: {algorithm}{order} ({why})")
     return lines
 
 
@@ -113,7 +117,7 @@ def main() -> int:
             rows[package] = version
     for name, text in rows.items():
         print(f"{name:<18}{text}")
-    print("algorithms between nodes (with GRADRED_INTRA=flat: between ranks)")
+    print("algorithms between nodes, or with GRADRED_INTRA=flat between ranks")
     print("\n".join(algorithm_lines()))
     print("settings")
     print("\n".join(settings_lines()))

@@ -24,6 +24,19 @@ def test_info_names_versions_and_settings(
     )
 
 
+def test_info_prints_the_table_of_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = info.algorithm_lines()
+    assert "  between 4" in lines and "  between 6" in lines
+    assert any(
+        line.startswith("    allreduce from 0 bytes: recursive_doubling (") for line in lines
+    )
+    monkeypatch.setenv("GRADRED_ALGORITHMS", "allreduce:0=ring")
+    assert "GRADRED_REPRODUCIBLE=0" in info.algorithm_lines()[0]
+    monkeypatch.setenv("GRADRED_REPRODUCIBLE", "0")
+    ring = "    allreduce from 0 bytes: ring, order of sums changes with sizes"
+    assert any(line.startswith(ring) for line in info.algorithm_lines())
+
+
 @pytest.mark.parametrize(
     ("program", "works", "text"),
     [
