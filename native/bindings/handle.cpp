@@ -122,7 +122,7 @@ class Handle {
     launched_ = true;
     try {
       for (size_t i = 0; i < submissions_.size(); ++i) {
-        engine->Submit(batch_, static_cast<int>(i), std::move(submissions_[i]));
+        engine->SubmitAndStep(batch_, static_cast<int>(i), std::move(submissions_[i]));
       }
     } catch (const Error& error) {  // an argument: the peers must not wait for the rest
       engine->Abandon(batch_, error.what());
@@ -147,6 +147,7 @@ class Handle {
     const Nanos deadline =
         timeout_s && *timeout_s < 1e9 ? Now() + static_cast<Nanos>(*timeout_s * kSecond) : kForever;
     const std::chrono::nanoseconds longest = SignalSlice();
+    Step(std::min<Nanos>(longest.count(), deadline - Now()));
     for (;;) {
       const auto slice = std::min(longest, std::chrono::nanoseconds(deadline - Now()));
       bool done;
@@ -178,6 +179,13 @@ class Handle {
   }
 
  private:
+  // Moves the engine on in this thread, which has nothing else to do.
+  void Step(Nanos longest) {
+    py::gil_scoped_release release;
+    if (const auto engine = engine_.lock())
+      engine->StepUntil([this] { return flight_->Done(); }, longest);
+  }
+
   void Prepare(size_t i, engine::Submission* submission) {
     const EntrySpec& entry = spec_->entries[i];
     submission->absent = inputs_[i].is_none() && entry.op != Op::kBarrier;

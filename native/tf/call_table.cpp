@@ -13,6 +13,9 @@ constexpr char kStepFailed[] = "the step failed on this rank before all its grad
 // its own, of which 32 can be under way at once (TensorFlow's default is 10).
 constexpr int64_t kLoopDomains = 32;
 
+// How long a Wait moves the engine on before it leaves that to the engine's threads.
+constexpr Nanos kStepWaiting = 200 * kMicrosecond;
+
 std::string SuffixOf(const CallKey& key) {
   const std::string instance = key.instance == 0 ? "" : "+" + std::to_string(key.instance);
   if (key.iteration == 0) return instance;
@@ -92,20 +95,32 @@ void Call::Submit(int position, Staged staged) {
     batch = batch_;
   }
   if (engine == nullptr) throw Error(Kind::kNotInitialized, "the engine was shut down");
-  for (auto& [at, submission] : ready) engine->Submit(batch, at, std::move(submission));
+  for (auto& [at, submission] : ready) engine->SubmitAndStep(batch, at, std::move(submission));
 }
 
 void Call::Wait(Waiter waiter) {
   Status failure;
+  bool first = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (unfinished_ > 0 && (batch_ != nullptr || failure_.ok())) {
       waiters_.push_back(std::move(waiter));
-      return;
+      waiter = nullptr;
+      first = !std::exchange(stepped_, true);
     }
     failure = failure_;
   }
-  waiter(failure);
+  if (waiter) return waiter(failure);
+  if (!first) return;
+  // The step has come to where it needs the results, so this thread is free. One of a call's, and
+  // not for long: the graph may have other branches.
+  const std::shared_ptr<engine::Engine> engine = engine_.lock();
+  if (engine != nullptr) engine->StepUntil([this] { return Finished(); }, kStepWaiting);
+}
+
+bool Call::Finished() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return unfinished_ == 0;
 }
 
 SharedTensor Call::TakeReplacement(int position) {

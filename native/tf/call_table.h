@@ -67,8 +67,8 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // Throws kInvalidArgument when the tensor does not fit the spec.
   void Submit(int position, Staged staged);
-  // `waiter` runs once, here or on the engine's completion thread, when all results are there.
-  // After Submit. See Note [All or nothing]
+  // `waiter` runs once, here or in another thread's step of the engine, when all results are there.
+  // After Submit, holding no lock. See Note [All or nothing]
   void Wait(Waiter waiter);
   // From a waiter, once: what to emit in place of the staged tensor; null: that one.
   SharedTensor TakeReplacement(int position);
@@ -88,6 +88,7 @@ class Call : public std::enable_shared_from_this<Call> {
   void OpenToAbandon(engine::Engine* engine);              // with mutex_ held
   engine::Submission SubmissionOf(int position);           // with mutex_ held
   void Finish(int position, const engine::Result& result);
+  bool Finished();
 
   const int64_t id_;
   const CallKey key_;
@@ -99,7 +100,8 @@ class Call : public std::enable_shared_from_this<Call> {
   int missing_;     // members not submitted
   int unfinished_;  // members without a result
   engine::OpenBatchPtr batch_;
-  Status failure_;  // the first one
+  bool stepped_ = false;  // a Wait moves, or has moved, the engine on
+  Status failure_;        // the first one
   std::vector<Waiter> waiters_;
   std::string abandoned_;  // the reason
 };

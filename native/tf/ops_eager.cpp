@@ -56,6 +56,10 @@ class Run {
   }
 
   const std::vector<engine::Shape>& shapes() const { return shapes_; }
+  bool Finished() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return remaining_ == 0;
+  }
 
   engine::Submission SubmissionOf(const std::shared_ptr<Run>& self, int i, bool absent) {
     engine::Submission submission;
@@ -139,7 +143,8 @@ void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   const int n = static_cast<int>(spec->entries.size());
   for (int i = 0; i < n; ++i)
     submissions.push_back(run->SubmissionOf(run, i, k->absent.count(i) > 0));
-  for (int i = 0; i < n; ++i) engine->Submit(batch, i, std::move(submissions[i]));
+  for (int i = 0; i < n; ++i) engine->SubmitAndStep(batch, i, std::move(submissions[i]));
+  engine->StepUntil([&run] { return run->Finished(); });
 }
 
 void ShapeUnknown(TF_ShapeInferenceContext* context, TF_Status* status) {

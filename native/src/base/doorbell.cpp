@@ -18,6 +18,15 @@ long Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* 
 
 void Doorbell::Ring() {
   word_->rings.fetch_add(1, std::memory_order_seq_cst);
+  if (word_->muted.load(std::memory_order_seq_cst) == 0) Wake();
+}
+
+void Doorbell::Call() {
+  word_->rings.fetch_add(1, std::memory_order_seq_cst);
+  Wake();
+}
+
+void Doorbell::Wake() {
   if (word_->sleepers.load(std::memory_order_seq_cst) == 0) return;
   Futex(&word_->rings, shared_ ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, 1, nullptr);
 }

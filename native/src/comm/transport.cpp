@@ -8,27 +8,35 @@ namespace gradred::comm {
 namespace {
 
 constexpr Nanos kSpin = 50 * kMicrosecond;
+constexpr Nanos kEarly = 50 * kMicrosecond;  // before an event that is expected
 constexpr Nanos kFirstSleep = 20 * kMicrosecond, kLongestSleep = kMillisecond;
 
 }  // namespace
 
-void Backoff::Pause(Transport& transport, uint32_t ticket, Nanos limit) {
-  const Nanos now = Now();
+Nanos Backoff::NextSleep(Nanos now, bool must_poll, Nanos limit) {
+  const Nanos ahead = expected_ - kEarly - now;
+  if (ahead > kSpin) {
+    started_ = 0;
+    return std::min({limit, ahead, must_poll ? kLongestSleep : kForever});
+  }
   if (started_ == 0) {
     started_ = now;
     sleep_ = kFirstSleep;
   }
-  if (now - started_ < kSpin) {
-    // Ranks may outnumber cores: what this thread waits for may need the core it spins on.
+  // Ranks may outnumber cores: what this thread waits for may need the core it spins on.
+  if (now - started_ < kSpin) return 0;
+  if (!must_poll) return limit;
+  const Nanos length = std::min(limit, sleep_);
+  sleep_ = std::min(sleep_ + sleep_ / 2, kLongestSleep);
+  return length;
+}
+
+void Backoff::Pause(Transport& transport, uint32_t ticket, Nanos limit) {
+  const Nanos length = NextSleep(Now(), transport.MustPoll(), limit);
+  if (length <= 0)
     sched_yield();
-    return;
-  }
-  Nanos length = limit;
-  if (transport.MustPoll()) {
-    length = std::min(limit, sleep_);
-    sleep_ = std::min(sleep_ + sleep_ / 2, kLongestSleep);
-  }
-  if (transport.bell().Sleep(ticket, length)) Reset();
+  else if (transport.bell().Sleep(ticket, length))
+    Reset();
 }
 
 Status Wait(Work& work, Transport& transport, Nanos timeout, const std::string& what) {

@@ -103,17 +103,24 @@ class Transport {
 constexpr int64_t kMaxDatagram = 4096;
 
 // How a thread waits on a transport: 50 us of polling, then sleeps: on the bell, or, while the
-// transport must be polled, for 20 us growing to 1 ms. Use: Reset() when something happened; take
-// the ticket before looking for work.
+// transport must be polled, for 20 us growing to 1 ms. Where the time of the next event is known,
+// it sleeps until shortly before it, never longer than 1 ms at once if it must poll, and begins
+// anew there: so it tests often where something is likely, and seldom before and long after. Use:
+// Reset() when something happened; take the ticket before looking for work.
 class Backoff {
  public:
   void Reset() { started_ = 0; }
+  // When the next event is likely to come; 0: not known.
+  void Expect(Nanos when) { expected_ = when; }
   // Returns after a ring, or `limit`, or the next sleep's length.
   void Pause(Transport& transport, uint32_t ticket, Nanos limit = kForever);
+  // What Pause would do at `now`: for how long it sleeps; 0: it only yields the core.
+  Nanos NextSleep(Nanos now, bool must_poll, Nanos limit);
 
  private:
   Nanos started_ = 0;
   Nanos sleep_ = 0;
+  Nanos expected_ = 0;
 };
 
 // Blocks until `work` has finished and returns its status; kTimeout naming `what` when `timeout`

@@ -10,15 +10,42 @@ namespace gradred::engine {
 
 namespace {
 
-void Call(const std::function<void()>& callback) {
+thread_local Completions::Scope* innermost = nullptr;
+thread_local int callbacks_deep = 0;
+
+void Call(const Completions::Callback& callback) {
+  ++callbacks_deep;
   try {
     callback();
   } catch (const std::exception& e) {
     Log(LogLevel::kError, std::string("a completion callback threw: ") + e.what());
   }
+  --callbacks_deep;
 }
 
 }  // namespace
+
+Completions::Scope::Scope(Completions* completions)
+    : completions_(completions), outer_(std::exchange(innermost, this)) {}
+
+Completions::Scope::~Scope() {
+  innermost = outer_;
+  Run();
+}
+
+void Completions::Scope::Run() {
+  while (!callbacks_.empty()) {
+    const std::vector<Callback> callbacks = std::exchange(callbacks_, {});
+    for (const Callback& callback : callbacks) Call(callback);
+  }
+}
+
+void Completions::Scope::HandOver() {
+  for (Callback& callback : callbacks_) completions_->Queue(std::move(callback));
+  callbacks_.clear();
+}
+
+bool Completions::InCallback() { return callbacks_deep > 0; }
 
 void Completions::Stop() {
   {
@@ -29,7 +56,14 @@ void Completions::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Completions::Post(std::function<void()> callback) {
+void Completions::Post(Callback callback) {
+  if (innermost != nullptr && innermost->completions_ == this)
+    innermost->callbacks_.push_back(std::move(callback));
+  else
+    Queue(std::move(callback));
+}
+
+void Completions::Queue(Callback callback) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!closing_) {
@@ -47,7 +81,7 @@ void Completions::Run() {
   for (;;) {
     wake_.wait(lock, [this] { return closing_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    std::function<void()> callback = std::move(queue_.front());
+    Callback callback = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     Call(callback);

@@ -10,7 +10,7 @@
 namespace gradred::engine {
 namespace {
 
-constexpr Nanos kWatchEvery = 250 * kMillisecond;  // side channel and liveness, even when all sleep
+constexpr Nanos kWatchEvery = kLongestSleep;  // side channel and liveness, even when all sleep
 constexpr Nanos kWatchAnswers = 20 * kMillisecond;  // while a question about a stall is out
 constexpr Nanos kGatherCauses = 100 * kMillisecond;
 constexpr Nanos kFlushNotices = 2 * kWatchEvery;
@@ -18,8 +18,9 @@ constexpr Nanos kFlushNotices = 2 * kWatchEvery;
 }  // namespace
 
 ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data,
-                         MetricsStore* metrics)
-    : world_(world),
+                         std::shared_ptr<Completions> completions, MetricsStore* metrics)
+    : Loop(world.control(), std::move(completions)),
+      world_(world),
       options_(options),
       data_(data),
       metrics_(metrics),
@@ -37,12 +38,10 @@ void ControlLoop::JoinThread() {
   if (thread_.joinable()) thread_.join();
 }
 
-void ControlLoop::Post(Command command) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    inbox_.push_back(std::move(command));
-  }
-  world_.control().bell().Ring();
+void ControlLoop::Put(Command command) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  inbox_.push_back(std::move(command));
+  SetInboxFull(true);
 }
 
 void ControlLoop::AddSet(int id, std::vector<int> members) {
@@ -74,12 +73,10 @@ void ControlLoop::Open(BatchPtr batch) {
     batch->FailRest({Kind::kInternal,
                      "process set " + std::to_string(batch->spec().process_set) + " is not open"});
   });
-  lock.unlock();
-  world_.control().bell().Ring();
 }
 
 void ControlLoop::GroupReady(BatchPtr batch, int group) {
-  Post([this, batch = std::move(batch), group] {
+  Put([this, batch = std::move(batch), group] {
     if (SetControl* set = Find(batch->spec().process_set)) set->GroupReady(batch, group);
   });
 }
@@ -109,8 +106,9 @@ void ControlLoop::Join(std::function<void(const Status&, int)> done) {
       for (const auto& callback : joined) callback(Status(), last_rank);
     });
   });
+  SetInboxFull(true);
   lock.unlock();
-  world_.control().bell().Ring();
+  Call();
 }
 
 void ControlLoop::Shutdown(std::string reason, std::function<void(const Status&)> done) {
@@ -125,8 +123,9 @@ void ControlLoop::Shutdown(std::string reason, std::function<void(const Status&)
     if (shut_down_.size() > 1) return;
     for (const auto& set : sets_) set->Shutdown(reason);
   });
+  SetInboxFull(true);
   lock.unlock();
-  world_.control().bell().Ring();
+  Call();
 }
 
 void ControlLoop::Fault(Status cause) {
@@ -145,6 +144,7 @@ bool ControlLoop::RunCommands() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     commands.swap(inbox_);
+    SetInboxFull(false);
   }
   for (Command& command : commands) command();
   return !commands.empty();
@@ -175,10 +175,27 @@ void ControlLoop::Watch(Nanos now) {
     OnNotice({world_.topology().rank, stalled->kind(), stalled->message()}, -1);
 }
 
+bool ControlLoop::AllShutDown() const {
+  return std::all_of(sets_.begin(), sets_.end(), [](const auto& set) { return set->shut_down(); });
+}
+
+bool ControlLoop::AwaitsMessages() const {
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [](const auto& set) { return set->AwaitsMessages(); });
+}
+
 Nanos ControlLoop::NextWake() const {
+  if (faulty_) return Now() + kMillisecond;
+  if (AllShutDown()) return 0;
   Nanos next = std::min(next_watch_, stalls_.NextWake(sets_));
   for (const auto& set : sets_) next = std::min(next, set->NextWake());
   return next;
+}
+
+Nanos ControlLoop::ExpectedArrival() const {
+  Nanos next = kForever;
+  for (const auto& set : sets_) next = std::min(next, set->ExpectedArrival());
+  return next == kForever ? 0 : next;
 }
 
 void ControlLoop::PublishCounters() {
@@ -212,6 +229,7 @@ void ControlLoop::EndWith(const Status& cause) {
     failure_ = cause;
     ended_ = true;
     late.swap(inbox_);
+    SetInboxFull(false);
   }
   data_->StopWith(cause);
   // Batches opened in the last moment are in no queue yet: their commands put them there.
@@ -236,38 +254,30 @@ void ControlLoop::EndWith(const Status& cause) {
   world_.Abort(cause);
 }
 
+bool ControlLoop::Step() {
+  bool moved = RunCommands();
+  transport_.Progress();
+  const Nanos now = Now();
+  if (!faulty_)
+    for (const auto& set : sets_) moved |= set->Poll(now);
+  if (now >= next_watch_ || faulty_ || now >= stalls_.NextWake(sets_)) Watch(now);
+  if (moved) PublishCounters();
+  return moved;
+}
+
+bool ControlLoop::Ended() {
+  if (faulty_) return Now() >= cause_until_;
+  if (!AllShutDown()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!inbox_.empty()) return false;
+  ended_ = true;
+  return true;
+}
+
 void ControlLoop::Run() {
   timeline::NameThread("control");
-  comm::Transport& transport = world_.control();
-  comm::Backoff backoff;
   try {
-    for (;;) {
-      const uint32_t ticket = transport.bell().Ticket();
-      bool moved = RunCommands();
-      transport.Progress();
-      Nanos now = Now();
-      if (!faulty_)
-        for (const auto& set : sets_) moved |= set->Poll(now);
-      if (now >= next_watch_ || now >= stalls_.NextWake(sets_) || faulty_) Watch(now);
-      if (faulty_ && now >= cause_until_) break;
-      if (moved) PublishCounters();
-      const bool all_down =
-          std::all_of(sets_.begin(), sets_.end(), [](const auto& set) { return set->shut_down(); });
-      if (all_down && !faulty_) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (inbox_.empty()) {
-          ended_ = true;
-          break;
-        }
-      }
-      if (moved) {
-        backoff.Reset();
-      } else {
-        now = Now();
-        const Nanos wake = faulty_ ? now + kMillisecond : NextWake();
-        backoff.Pause(transport, ticket, std::clamp<Nanos>(wake - now, 0, kWatchEvery));
-      }
-    }
+    Drive();
   } catch (...) {
     const Status status = CurrentException();
     OnNotice({world_.topology().rank, status.kind(), status.message()}, -1);

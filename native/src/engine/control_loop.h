@@ -1,4 +1,4 @@
-// The thread that agrees with the other ranks: negotiators of all process sets, side channel,
+// The loop that agrees with the other ranks: negotiators of all process sets, side channel,
 // liveness, stalls.
 #pragma once
 
@@ -13,25 +13,28 @@
 #include "comm/world.h"
 #include "engine/data_loop.h"
 #include "engine/engine.h"
+#include "engine/loop.h"
 #include "engine/set_control.h"
 #include "engine/side_channel.h"
 #include "engine/stall_watch.h"
 
 namespace gradred::engine {
 
-class ControlLoop {
+class ControlLoop final : public Loop {
  public:
   ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data,
-              MetricsStore* metrics);
-  ~ControlLoop() { JoinThread(); }
+              std::shared_ptr<Completions> completions, MetricsStore* metrics);
+  ~ControlLoop() override { JoinThread(); }
   void JoinThread();  // after Shutdown or Fault
 
   // Any thread; none waits. After a failure they do nothing but fail their batch.
   void AddSet(int id, std::vector<int> members);
+  // Wakes nobody: a batch is begun with its first complete group, or when the loop is stepped next.
   void Open(BatchPtr batch);
+  // The caller then takes the loop and steps it, or calls the thread.
   void GroupReady(BatchPtr batch, int group);
   void Abandon(BatchPtr batch, std::string reason);
-  // The callbacks run once, on the control thread.
+  // The callbacks run once, by whoever steps the loop.
   void Join(std::function<void(const Status&, int last_rank)> done);
   void Shutdown(std::string reason, std::function<void(const Status&)> done);
   void Fault(Status cause);  // ends the engine of every rank
@@ -40,15 +43,25 @@ class ControlLoop {
 
  private:
   using Command = std::function<void()>;
-  void Post(Command command);
+  void Put(Command command);
+  void Post(Command command) {
+    Put(std::move(command));
+    Call();
+  }
   void Run();
   bool RunCommands();
+  bool Step() override;
+  bool AwaitsMessages() const override;
+  Nanos NextWake() const override;
+  Nanos ExpectedArrival() const override;
+  bool Ended() override;
+  void AfterStep() override { data_->Serve(); }
+  bool AllShutDown() const;
   void Watch(Nanos now);
   void OnNotice(const AbortNotice& notice, int lost_rank);
   void EndWith(const Status& cause);
   void EndWaits(const Status& status);
   SetControl* Find(int set_id);  // null when unknown
-  Nanos NextWake() const;
   void PublishCounters();
 
   comm::World& world_;

@@ -1,5 +1,5 @@
-// The thread that moves tensors: one queue of agreed groups for each process set, the heads of all
-// of them advanced in turn.
+// The loop that moves tensors: one queue of agreed groups for each process set, the heads of all of
+// them advanced in turn.
 #pragma once
 
 #include <atomic>
@@ -13,20 +13,25 @@
 
 #include "comm/world.h"
 #include "engine/group_run.h"
+#include "engine/loop.h"
 
 namespace gradred::engine {
 
-class DataLoop {
+class DataLoop final : public Loop {
  public:
   // `fail` is called on the loop's thread with what ends the engine.
-  DataLoop(comm::World& world, Nanos transport_timeout, MetricsStore* metrics, SlotTable* slots,
-           std::function<void(const Status&)> fail);
-  ~DataLoop();
+  DataLoop(comm::World& world, Nanos transport_timeout, std::shared_ptr<Completions> completions,
+           MetricsStore* metrics, SlotTable* slots, std::function<void(const Status&)> fail);
+  ~DataLoop() override;
   void JoinThread();  // after Stop or StopWith
 
   // Any thread. The set's members are given once, before its first item.
   void AddSet(int set_id, std::vector<int> members);
+  // Whoever posts then steps the loop, or has it served.
   void Post(RunItem item);
+  // If something was posted: runs it here if it is small and comes through at once, else leaves it
+  // to the thread.
+  void Serve();
   // Ends the thread after what is queued (clean), or at once with everything queued failed by
   // `cause`.
   void Stop();
@@ -43,6 +48,11 @@ class DataLoop {
   };
 
   void Run();
+  bool Step() override;
+  bool AwaitsMessages() const override;
+  Nanos NextWake() const override { return kForever; }
+  bool Ended() override;
+  bool Hurried() const override;
   bool TakeInbox();
   bool Advance(int id, Set* set);
   void Begin(int id, Set* set);
@@ -55,6 +65,7 @@ class DataLoop {
   const std::function<void(const Status&)> fail_;
   std::mutex mutex_;
   std::vector<RunItem> inbox_;
+  std::atomic<bool> inbox_large_{false};
   std::vector<std::pair<int, std::vector<int>>> new_sets_;
   bool stopping_ = false;
   Status cause_;

@@ -22,6 +22,11 @@ namespace {
 // The last channels belong to the world.
 constexpr int kMostSets = comm::kChannels / comm::kChannelsPerSet - 1;
 
+// Of the control loop in a caller's hands: a round that the others have entered, and the next.
+constexpr int kMostSteps = 8;
+// How long a caller that waits goes on stepping when nothing moves.
+constexpr Nanos kPatience = 50 * kMicrosecond;
+
 // A value that one thread waits for and another gives.
 template <class T>
 class Promise {
@@ -31,6 +36,10 @@ class Promise {
     value_ = std::move(value);
     set_ = true;
     wake_.notify_all();
+  }
+  bool IsSet() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return set_;
   }
   T Wait() {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -69,9 +78,10 @@ class Engine::Impl final : public BatchRunner {
       : world_(std::move(world)),
         options_(options),
         slots_(options.slot_nbytes),
-        data_(*world_, options.transport_timeout, metrics_.get(), &slots_,
+        data_(*world_, options.transport_timeout, completions_, metrics_.get(), &slots_,
               [this](const Status& cause) { control_->Fault(cause); }),
-        control_(std::make_unique<ControlLoop>(*world_, options, &data_, metrics_.get())),
+        control_(
+            std::make_unique<ControlLoop>(*world_, options, &data_, completions_, metrics_.get())),
         book_(std::make_shared<PlanBook>(this,
                                          PlanOptions{options.plan_batches, options.spare_core,
                                                      CoresOfRank(world_->topology().local_size)},
@@ -119,15 +129,47 @@ class Engine::Impl final : public BatchRunner {
   }
 
   void Submit(const OpenBatchPtr& batch, int position, Submission submission) {
-    const DomainSpec& listed = *batch->listed();
-    if (position < 0 || position >= static_cast<int>(listed.entries.size()))
-      throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
-                                              listed.name + "', which has " +
-                                              std::to_string(listed.entries.size()) + " entries");
-    CheckSubmission(listed, listed.entries[position], submission);
-    if (batch->Keep(position, &submission)) return;
-    batch->NoteSubmitted(position);
-    Submit(batch->batch(), batch->PlaceOf(position), std::move(submission));
+    if (Offer(batch, position, std::move(submission))) control_->Call();
+  }
+
+  void SubmitAndStep(const OpenBatchPtr& batch, int position, Submission submission) {
+    Completions::Scope callbacks(completions_.get());
+    if (!Offer(batch, position, std::move(submission))) return;
+    if (Completions::InCallback()) return control_->Call();
+    {
+      Loop::Session control(control_.get());
+      if (!control) return;  // who has it looks into the inbox afterwards
+      for (int i = 0; i < kMostSteps && control.Step(); ++i) {
+      }
+    }
+    data_.Serve();
+  }
+
+  void StepUntil(const std::function<bool()>& done, Nanos longest) {
+    if (options_.null || Completions::InCallback() || done()) return;
+    Completions::Scope callbacks(completions_.get());
+    Loop::Session control(control_.get()), data(&data_);
+    const Nanos start = Now();
+    Nanos moved = start;
+    for (Nanos now = start; now - moved < kPatience && now - start < longest;) {
+      control.Retake();
+      data.Retake();
+      if (control.Step() | data.Step()) {
+        now = moved = Now();
+      } else {
+        sched_yield();
+        const Nanos after = Now();
+        // The core was somebody else's for a while: whoever computes there needs it more.
+        if (after - now > kPatience) return;
+        now = after;
+      }
+      if (!callbacks.empty()) {
+        control.Release();
+        data.Release();
+        callbacks.Run();
+      }
+      if (done()) return;
+    }
   }
 
   void Abandon(const OpenBatchPtr& batch, const std::string& reason) {
@@ -142,12 +184,31 @@ class Engine::Impl final : public BatchRunner {
   }
   void Start(const BatchPtr& batch) override { control_->Open(batch); }
   void Submit(const BatchPtr& batch, int place, Submission submission) override {
+    if (Offer(batch, place, std::move(submission))) control_->Call();
+  }
+
+  // True if a group became complete by it: the control loop has got the news, and the caller now
+  // steps it or calls its thread.
+  bool Offer(const OpenBatchPtr& batch, int position, Submission submission) {
+    const DomainSpec& listed = *batch->listed();
+    if (position < 0 || position >= static_cast<int>(listed.entries.size()))
+      throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
+                                              listed.name + "', which has " +
+                                              std::to_string(listed.entries.size()) + " entries");
+    CheckSubmission(listed, listed.entries[position], submission);
+    if (batch->Keep(position, &submission)) return false;
+    batch->NoteSubmitted(position);
+    return Offer(batch->batch(), batch->PlaceOf(position), std::move(submission));
+  }
+  bool Offer(const BatchPtr& batch, int place, Submission submission) {
     const int group = batch->Submit(place, std::move(submission));
-    if (group < 0) return;
-    if (options_.null)
+    if (group < 0) return false;
+    if (options_.null) {
       RunNull(batch, group);
-    else
-      control_->GroupReady(batch, group);
+      return false;
+    }
+    control_->GroupReady(batch, group);
+    return true;
   }
   void Abandon(const BatchPtr& batch, const std::string& reason) override {
     if (options_.null)
@@ -331,6 +392,12 @@ OpenBatchPtr Engine::Open(const DomainSpecPtr& spec) { return impl_->Open(spec);
 void Engine::Submit(const OpenBatchPtr& batch, int position, Submission submission) {
   impl_->Submit(batch, position, std::move(submission));
 }
+void Engine::SubmitAndStep(const OpenBatchPtr& batch, int position, Submission submission) {
+  impl_->SubmitAndStep(batch, position, std::move(submission));
+}
+void Engine::StepUntil(const std::function<bool()>& done, Nanos longest) {
+  impl_->StepUntil(done, longest);
+}
 void Engine::Abandon(const OpenBatchPtr& batch, const std::string& reason) {
   impl_->Abandon(batch, reason);
 }
@@ -391,8 +458,9 @@ std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec,
       lock.unlock();
       if (last) shared->all.Set(true);
     };
-    Submit(batch, static_cast<int>(i), std::move(submissions[i]));
+    SubmitAndStep(batch, static_cast<int>(i), std::move(submissions[i]));
   }
+  StepUntil([&] { return shared->all.IsSet(); });
   shared->all.Wait();
   for (const Result& result : shared->results) ThrowIfError(result.status);
   return std::move(shared->results);

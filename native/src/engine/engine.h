@@ -2,6 +2,7 @@
 // runs, runs it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -69,6 +70,15 @@ class Engine {
   // Does not wait and does not throw for failures of the engine: those reach `done`.
   // kInvalidArgument when the position was submitted already.
   void Submit(const OpenBatchPtr& batch, int position, Submission submission);
+  // The same for a caller that holds no lock: if the submission completes a group, this thread does
+  // what can be done for it at once, instead of waking an engine thread. Callbacks of any batch may
+  // run before it returns.
+  void SubmitAndStep(const OpenBatchPtr& batch, int position, Submission submission);
+  // For a caller that waits for a result and holds no lock: moves the engine on in this thread
+  // until `done`, or until nothing has moved for a while, or for `longest`; the engine's threads
+  // then go on by themselves. Callbacks of any batch may run here. Not from a callback: there it
+  // does nothing.
+  void StepUntil(const std::function<bool()>& done, Nanos longest = kForever);
   // No more submits will come for this batch: its groups that have not run fail here and on the
   // peers (kAbandoned with this rank and reason).
   void Abandon(const OpenBatchPtr& batch, const std::string& reason);

@@ -190,6 +190,7 @@ void SetControl::Perform(const core::Action& action) {
       Queue& queue = queues_.at(run->declaration->name);
       item.batch = queue.batches.front();
       item.spec = item.batch->spec_ptr();
+      waits_[waits_count_++ % waits_.size()] = Now() - queue.ready_since[run->group];
       queue.ready_since[run->group] = -1;
       item.batch->Start(run->group);
       data_->Post(std::move(item));
@@ -237,6 +238,18 @@ bool SetControl::Poll(Nanos now) {
   }
   Drain();
   return any;
+}
+
+Nanos SetControl::ExpectedArrival() const {
+  const size_t known = std::min<size_t>(waits_.size(), waits_count_);
+  if (!round_ || known < waits_.size() / 2) return kForever;
+  Nanos oldest = kForever;
+  EachWaiting([&](Nanos since) { oldest = std::min(oldest, since); });
+  if (oldest == kForever) return kForever;
+  std::array<Nanos, std::tuple_size<decltype(waits_)>::value> waits = waits_;
+  const auto median = waits.begin() + known / 2;
+  std::nth_element(waits.begin(), median, waits.begin() + known);
+  return oldest + *median;
 }
 
 void SetControl::FailAll(const Status& cause) {

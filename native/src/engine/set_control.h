@@ -1,7 +1,8 @@
 // The control side of one process set: feeds its negotiator and performs what it asks. Belongs to
-// the control thread.
+// whoever steps the control loop.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -32,6 +33,11 @@ class SetControl {
   // ends the engine.
   bool Poll(Nanos now);
   Nanos NextWake() const { return negotiator_.NextWake(); }
+  // A round or union is on its way.
+  bool AwaitsMessages() const { return round_ != nullptr || union_ != nullptr; }
+  // When a round that is on its way is likely to end, by the rhythm of the last ones; kForever: not
+  // known.
+  Nanos ExpectedArrival() const;
   bool shut_down() const { return shut_down_; }
   void FailAll(const Status& cause);
   // After a failure: unfinished operations may still use this memory, so it is never freed.
@@ -104,6 +110,8 @@ class SetControl {
   comm::WorkPtr round_, union_;
   timeline::Rounds rounds_;
   std::string blob_;
+  std::array<Nanos, 8> waits_{};  // the last groups': from ready here to agreed
+  int64_t waits_count_ = 0;       // ever
   std::deque<Pending> pending_;
   // A join starts when the batches opened before it have ended; those opened after it wait for its
   // end.

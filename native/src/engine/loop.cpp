@@ -1,0 +1,96 @@
+#include "engine/loop.h"
+
+#include <algorithm>
+
+namespace gradred::engine {
+
+bool Loop::Session::Retake() {
+  if (held_) return true;
+  held_ = loop_->Take();
+  if (!held_) return false;
+  comm::Transport& transport = loop_->transport_;
+  transport.bell().Mute(true);
+  ticket_ = transport.bell().Ticket() - 1;  // not looked yet: if it ends so, the thread must look
+  return true;
+}
+
+bool Loop::Session::Step() {
+  if (!held_ || !loop_->broken_.ok()) return false;
+  ticket_ = loop_->transport_.bell().Ticket();
+  try {
+    return loop_->Step();
+  } catch (...) {
+    loop_->broken_ = CurrentException();
+    return false;
+  }
+}
+
+bool Loop::Session::AwaitsMessages() const {
+  return held_ && loop_->broken_.ok() && loop_->AwaitsMessages();
+}
+
+void Loop::Session::Release() {
+  if (!held_) return;
+  held_ = false;
+  loop_->LetGo(ticket_);
+}
+
+// By a caller.
+void Loop::LetGo(uint32_t ticket) {
+  Doorbell& bell = transport_.bell();
+  const bool awaits = AwaitsMessages();
+  bool call = !broken_.ok() || NextWake() < thread_wake_;
+  if (awaits) {
+    call |= transport_.MustPoll();
+    bell.Mute(false);
+    call |= bell.Ticket() != ticket;
+  }
+  taken_.store(false, std::memory_order_seq_cst);
+  if (call || HasInbox()) bell.Call();
+}
+
+void Loop::Drive() {
+  comm::Backoff backoff;
+  Doorbell& bell = transport_.bell();
+  for (;;) {
+    const uint32_t ticket = bell.Ticket();
+    if (!Take()) {
+      bell.Sleep(ticket, kLongestSleep);  // who has it calls when it leaves something
+      continue;
+    }
+    bool moved, awaits;
+    Nanos wake;
+    {
+      Completions::Scope callbacks(completions_.get());
+      try {
+        ThrowIfError(broken_);
+        moved = Step();
+        if (Ended()) {
+          bell.Mute(false);
+          return;
+        }
+      } catch (...) {
+        bell.Mute(false);
+        throw;
+      }
+      if (Hurried()) callbacks.HandOver();
+      awaits = AwaitsMessages();
+      wake = thread_wake_ = NextWake();
+      backoff.Expect(ExpectedArrival());
+      bell.Mute(!awaits);
+      taken_.store(false, std::memory_order_seq_cst);
+    }
+    AfterStep();
+    if (moved || HasInbox()) {
+      backoff.Reset();
+      continue;
+    }
+    const Nanos longest = std::clamp<Nanos>(wake - Now(), 0, kLongestSleep);
+    if (awaits)
+      backoff.Pause(transport_, ticket, longest);
+    else
+      bell.Sleep(ticket, longest);
+  }
+}
+
+}  // namespace gradred::engine
