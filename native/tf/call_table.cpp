@@ -82,6 +82,7 @@ void Call::Submit(int position, Staged staged) {
   engine::OpenBatchPtr batch;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    ThrowIfError(failure_);  // first: where it made a Submit fail, the call has been given up by that
     if (!abandoned_.empty()) throw Error(Kind::kAbandoned, abandoned_);
     members_[position].staged = std::move(staged);
     members_[position].submitted = true;
