@@ -258,7 +258,7 @@ void Step(Engine& engine, const DomainSpecPtr& spec, const std::vector<Case>& ca
   std::shuffle(order.begin(), order.end(), *random);
   std::atomic<int> left{count};
   std::atomic<bool> failed{false};
-  const BatchPtr batch = engine.Open(spec);
+  const OpenBatchPtr batch = engine.Open(spec);
   const auto submit = [&](int i) {
     Submission submission;
     submission.absent = rank == 1 && cases[i].absent_on_1;
@@ -343,7 +343,7 @@ TEST(BatchesOfOneDomainAtATime) {
       constexpr int kDeep = 5;
       std::vector<std::vector<float>> data;
       std::atomic<int> left{2 * kDeep};
-      std::vector<BatchPtr> batches;
+      std::vector<OpenBatchPtr> batches;
       for (int k = 0; k < kDeep; ++k) batches.push_back(engine.Open(spec));
       for (int k = 0; k < 2 * kDeep; ++k) data.emplace_back(1000, float(k + r));
       for (int k = 0; k < kDeep; ++k) {
@@ -367,7 +367,7 @@ TEST(ABatchGivenUpWhileItsThreadPacks) {
   OnRanks(2, [](Engine& engine, int r) {
     const auto spec = Spec("grads", {Float("a", 200000), Float("b", 200000), Float("c", 1)});
     for (int round = 0; round < 60; ++round) {
-      const BatchPtr batch = engine.Open(spec);
+      const OpenBatchPtr batch = engine.Open(spec);
       const bool whole = round % 3 == 0;
       std::atomic<int> done{0}, good{0};
       auto submit = [&](int i) {
