@@ -8,7 +8,7 @@ rank's input. A list travels as one group: all or none. Arguments are checked by
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,6 +36,7 @@ NO_WIRE = Compressor("none")
 _ONE = (1.0, 1.0)
 
 Tensors = Sequence[tf.Tensor]
+_custom_gradient: Callable[[Callable[..., Any]], Callable[..., Any]] = tf.custom_gradient
 
 
 def allreduce(
@@ -48,7 +49,7 @@ def allreduce(
 ) -> list[tf.Tensor]:
     """Sum and Average are their own adjoints; the others: ``_of_extremum``, ``_of_product``."""
 
-    @tf.custom_gradient
+    @_custom_gradient
     def reduce(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         members = _reductions("allreduce", inputs, reduce_op, wire, scales, name)
         number = process_set.require_member(name)
@@ -82,7 +83,7 @@ def reducescatter(
 ) -> list[tf.Tensor]:
     """Sum and Average. The adjoint: an allgather, scaled."""
 
-    @tf.custom_gradient
+    @_custom_gradient
     def reduce(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         members = _reductions("reducescatter", inputs, reduce_op, wire, scales, name)
         number = process_set.require_member(name)
@@ -108,7 +109,7 @@ def reducescatter(
 def allgather(tensors: Tensors, name: str, process_set: ProcessSet) -> list[tf.Tensor]:
     """The adjoint: this rank's rows of the sum."""
 
-    @tf.custom_gradient
+    @_custom_gradient
     def concatenate(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         gathered = gather(inputs, name, process_set)
 
@@ -135,7 +136,7 @@ def alltoall(
     """
     received: Any = None
 
-    @tf.custom_gradient
+    @_custom_gradient
     def exchange(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         nonlocal received
         dtype = x.dtype.name
@@ -157,7 +158,7 @@ def alltoall(
 def broadcast(tensor: tf.Tensor, root: int, name: str, process_set: ProcessSet) -> tf.Tensor:
     """The adjoint: ``reduce_to`` the root."""
 
-    @tf.custom_gradient
+    @_custom_gradient
     def spread(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         [result] = send([x], [name], root, name, process_set)
 
@@ -173,7 +174,7 @@ def broadcast(tensor: tf.Tensor, root: int, name: str, process_set: ProcessSet) 
 def reduce_to(tensor: tf.Tensor, root: int, name: str, process_set: ProcessSet) -> tf.Tensor:
     """The sum on the root, zeros on the others. The adjoint: ``broadcast``."""
 
-    @tf.custom_gradient
+    @_custom_gradient
     def reduce(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         [total] = allreduce([x], "sum", NO_WIRE, _ONE, name, process_set)
         if basics.rank() != root:

@@ -6,8 +6,8 @@ import collections
 import os
 import sys
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
@@ -26,8 +26,13 @@ __all__ = [
     "unique",
 ]
 
-# A decorator: AutoGraph, which rewrites what a tf.function calls, leaves the function as it is.
-plain_python = tf.autograph.experimental.do_not_convert
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def plain_python(function: _Function) -> _Function:
+    """AutoGraph, which rewrites what a tf.function calls, leaves the function as it is."""
+    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
+
 
 # For each outermost graph: how often a name was used in it.
 _uses: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = weakref.WeakKeyDictionary()
@@ -118,7 +123,7 @@ def call_site() -> str:
 
 def runs_by_itself() -> bool:
     """Whether what is called runs without being asked for: eager mode, and tf.function."""
-    return tf.executing_eagerly() or tf_ops.get_default_graph().building_function
+    return bool(tf.executing_eagerly() or tf_ops.get_default_graph().building_function)
 
 
 def refuse_xla(what: str) -> None:
