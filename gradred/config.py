@@ -123,7 +123,7 @@ class Settings:
         1 << 20, "int", "job", "size of the pieces a group travels in", low=4096, high=1 << 40
     )
     slot_bytes: int = _row(
-        2 << 20,
+        1 << 20,
         "int",
         "job",
         "size up to which a group has memory of its own, packed as its tensors come; 0: none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 
 import ml_dtypes
 import numpy as np
@@ -71,13 +72,15 @@ def test_memory_of_results_is_used_again(rank: int) -> None:
     for _ in range(3):
         result = gr.allreduce(mine, name="warm")  # two are alive at once, as below
     gc.collect()
-    before = gr.metrics()
+    before, faults = gr.metrics(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         result = gr.allreduce(mine, name="warm")
         assert result[-1] == 1
     after = gr.metrics()
     assert after.pool_fresh == before.pool_fresh
     assert after.pool_reused == before.pool_reused + 10
+    # Ten results of fresh pages would be 40,000.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 4000
     assert after.pool_nbytes <= 3 * mine.nbytes
 
 

@@ -364,37 +364,43 @@ TEST(BatchesOfOneDomainAtATime) {
 }
 
 TEST(ABatchGivenUpWhileItsThreadPacks) {
-  OnRanks(2, [](Engine& engine, int r) {
-    const auto spec = Spec("grads", {Float("a", 200000), Float("b", 200000), Float("c", 1)});
-    for (int round = 0; round < 60; ++round) {
-      const OpenBatchPtr batch = engine.Open(spec);
-      const bool whole = round % 3 == 0;
-      std::atomic<int> done{0}, good{0};
-      auto submit = [&](int i) {
-        // Freed in the callback: nobody may read it then.
-        auto data = std::make_shared<std::vector<float>>(spec->entries[i].shape[0], float(r + 1));
-        Submission submission = InPlace(*data);
-        submission.done = [&, data](const Result& result) mutable {
-          if (result.status.ok() && data->back() == 3.0f) ++good;
-          std::fill(data->begin(), data->end(), -1.0f);
-          data.reset();
-          ++done;
-        };
-        engine.Submit(batch, i, std::move(submission));
-      };
-      std::thread a([&] { submit(0); }), b([&] { submit(1); });
-      if (!whole && r == 0) engine.Abandon(batch, "round " + std::to_string(round));
-      a.join();
-      b.join();
-      if (whole || r == 1) submit(2);
-      const int submitted = whole || r == 1 ? 3 : 2;
-      const Nanos start = Now();
-      while (done < submitted && Now() - start < 30 * kSecond) std::this_thread::yield();
-      CHECK_EQ(done.load(), submitted);
-      CHECK_EQ(good.load(), whole ? 3 : 0);
-    }
-    CHECK(engine.metrics().packed_early > 0);
-  });
+  EngineOptions options;
+  options.slot_nbytes = 4 << 20;
+  OnRanks(
+      2,
+      [](Engine& engine, int r) {
+        const auto spec = Spec("grads", {Float("a", 200000), Float("b", 200000), Float("c", 1)});
+        for (int round = 0; round < 60; ++round) {
+          const OpenBatchPtr batch = engine.Open(spec);
+          const bool whole = round % 3 == 0;
+          std::atomic<int> done{0}, good{0};
+          auto submit = [&](int i) {
+            // Freed in the callback: nobody may read it then.
+            auto data =
+                std::make_shared<std::vector<float>>(spec->entries[i].shape[0], float(r + 1));
+            Submission submission = InPlace(*data);
+            submission.done = [&, data](const Result& result) mutable {
+              if (result.status.ok() && data->back() == 3.0f) ++good;
+              std::fill(data->begin(), data->end(), -1.0f);
+              data.reset();
+              ++done;
+            };
+            engine.Submit(batch, i, std::move(submission));
+          };
+          std::thread a([&] { submit(0); }), b([&] { submit(1); });
+          if (!whole && r == 0) engine.Abandon(batch, "round " + std::to_string(round));
+          a.join();
+          b.join();
+          if (whole || r == 1) submit(2);
+          const int submitted = whole || r == 1 ? 3 : 2;
+          const Nanos start = Now();
+          while (done < submitted && Now() - start < 30 * kSecond) std::this_thread::yield();
+          CHECK_EQ(done.load(), submitted);
+          CHECK_EQ(good.load(), whole ? 3 : 0);
+        }
+        CHECK(engine.metrics().packed_early > 0);
+      },
+      options);
 }
 
 TEST(SmallGroupsTakeLittleMemory) {

@@ -13,7 +13,8 @@ constexpr Nanos kPeriod = 10 * kSecond;
 constexpr int64_t kHugePage = 2 << 20;
 
 // Large buffers start at a boundary of huge pages and ask for them: one fault instead of 512 where
-// the system grants it.
+// the system grants it. On virtual machines the first touch may take longer so (the host has given
+// up what the guest left free), and every later pass over the buffer less, up to half.
 void* Map(int64_t nbytes) {
   const int64_t more = nbytes >= kHugePage ? kHugePage : 0;
   void* const data = mmap(nullptr, static_cast<size_t>(nbytes + more), PROT_READ | PROT_WRITE,

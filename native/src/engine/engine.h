@@ -17,7 +17,7 @@ struct EngineOptions {
   Nanos stall_warn = 60 * kSecond;         // 0: never
   Nanos stall_fail = 0;                    // 0: never. Absence is no fault unless the user says so
   Nanos transport_timeout = 30 * kSecond;  // agreed work that does not move
-  int64_t slot_nbytes = 2 << 20;           // of the largest group that is packed early
+  int64_t slot_nbytes = 1 << 20;           // of the largest group that is packed early
   bool negotiation_timer = true;
   int plan_batches = 8;                     // measured for a plan
   SpareCore spare_core = SpareCore::kAuto;  // whether ranks leave a core idle while they compute
