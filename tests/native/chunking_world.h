@@ -118,6 +118,7 @@ class ChunkingWorld final : public gradred::comm::World {
                                                            int set_id) override {
     return base_->MakeControl(members, set_id);
   }
+  int64_t network_nbytes() const override { return base_->network_nbytes(); }
   std::optional<gradred::Status> CheckPeers() override { return base_->CheckPeers(); }
   void Close() override { base_->Close(); }
   void Abort(const gradred::Status& cause) override { base_->Abort(cause); }
