@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         local_size,
         plan,
         rank,
+        save_plan,
         shutdown,
         size,
     )
@@ -59,7 +60,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "basics": (
         "cross_rank cross_size describe init is_homogeneous is_initialized join local_rank "
-        "local_size plan rank shutdown size"
+        "local_size plan rank save_plan shutdown size"
     ),
     "collectives": (
         "allgather allreduce alltoall barrier broadcast grouped_allgather grouped_allreduce "
@@ -123,6 +124,7 @@ __all__ = [
     "plan",
     "rank",
     "reducescatter",
+    "save_plan",
     "shutdown",
     "size",
     "start_timeline",

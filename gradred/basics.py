@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import gradred
-from gradred import config, errors
+from gradred import config, errors, plan_file
 from gradred._native import core
 from gradred.errors import Error, InvalidArgument, NotInitialized
 from gradred.process_sets import ProcessSet, on_init, on_shutdown
@@ -31,6 +31,7 @@ __all__ = [
     "local_size",
     "plan",
     "rank",
+    "save_plan",
     "settings",
     "shutdown",
     "size",
@@ -207,7 +208,10 @@ def join() -> int:
 
 
 def plan(domain: str | None = None) -> str:
-    """The groups of domains, a line each, with their entries and bytes. Local.
+    """The groups of domains, a line each, with their entries, bytes, and times. Local.
+
+    Times, predicted and measured by this rank, are of domains of optimizers and tapes, in
+    milliseconds from the end of the batch before.
 
     Domains are declared by optimizers, tapes and the other operations of ``gradred.tensorflow``;
     calls on arrays declare none. Bytes that depend on a dimension not known yet are "?". domain:
@@ -219,8 +223,24 @@ def plan(domain: str | None = None) -> str:
     """
     core.rank()  # says so when there is no engine
     if domain is not None:
-        return core.plan(domain)
-    return "".join(core.plan(name) for name in core.registered())
+        text = core.plan(domain)
+        return text + "".join(plan_file.describe(p) for p in core.plans() if p["domain"] == domain)
+    groups = "".join(core.plan(name) for name in core.registered())
+    return groups + "".join(plan_file.describe(p) for p in core.plans())
+
+
+def save_plan(path: str | os.PathLike[str]) -> None:
+    """Writes the order, groups and times of the domains that optimizers and tapes have run. Local.
+
+    For ``GRADRED_PLAN``, with which the next job begins where this one has come to, and for
+    ``gradred plan``. Plans are equal on all ranks: call it on one, when they have settled; times
+    are those of this rank.
+
+    Raises:
+        OSError: the file cannot be written.
+        NotInitialized: before ``init()``.
+    """
+    plan_file.write(path, core.size(), core.plans())
 
 
 def _refuse_in_child() -> None:

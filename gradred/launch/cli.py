@@ -10,6 +10,8 @@ from typing import NoReturn
 
 from gradred.launch.errors import UsageError
 from gradred.launch.hosts import parse_hosts, read_hostfile
+from gradred.launch.plan import add_parser as add_plan
+from gradred.launch.plan import main as plan
 from gradred.launch.run import RunOptions, run
 from gradred.launch.trace import add_parser as add_trace
 from gradred.launch.trace import main as trace
@@ -118,6 +120,7 @@ def _parser() -> _Parser:
     _add_run(commands)
     commands.add_parser("info", help="versions, what was found and how, settings")
     commands.add_parser("doctor", help="load each part and say what does not work and why")
+    add_plan(commands.add_parser("plan", help="read files of plans", allow_abbrev=False))
     add_trace(commands.add_parser("trace", help="read timelines", allow_abbrev=False))
     return parser
 
@@ -175,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = f"gradred {arguments.subcommand}"
         if arguments.subcommand == "run":
             return run(run_options(arguments))
+        if arguments.subcommand == "plan":
+            return plan(arguments)
         if arguments.subcommand == "trace":
             return trace(arguments)
         if arguments.subcommand == "info":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from gradred import basics, grouping
+from gradred import basics, grouping, plan_file
 from gradred.compression import wire_of
 from gradred.errors import InvalidArgument, Unsupported
 from gradred.process_sets import ProcessSet, global_process_set
@@ -20,6 +22,8 @@ from gradred.tensorflow.native import abandon
 from gradred.tensorflow.ops import Member, declare, reduce_members
 
 __all__ = ["GradientReducer", "Options"]
+
+logger = logging.getLogger("gradred")
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,10 @@ class GradientReducer:
         return not getattr(self._local, "paused", False)
 
 
-def make_plans(gradients: Sequence[Any], variables: Sequence[Any], options: Options) -> Plans:
-    """The plans of a call. Local."""
+def make_plans(
+    name: str, gradients: Sequence[Any], variables: Sequence[Any], options: Options
+) -> Plans:
+    """The plans of a call, for its domain. Local."""
     entries = [
         grouping.Entry(id(v), label_of(v), _count(v) * tf.as_dtype(v.dtype).size) for v in variables
     ]
@@ -119,6 +125,10 @@ def make_plans(gradients: Sequence[Any], variables: Sequence[Any], options: Opti
     backwards = list(reversed(range(len(entries))))
     listed = grouping.make_plan(entries, backwards, groups, limit)
     planned = groups == "auto" and len(entries) > 1
+    if planned and settings.plan:
+        saved = _saved_plan(settings.plan, name, [_count(variables[i]) for i in listed.order])
+        if saved is not None:
+            return Plans(listed, saved, False)
     if tf.executing_eagerly() or len(entries) < 2:
         return Plans(listed, None, planned)
     order = graph.ready_order(gradients)
@@ -128,11 +138,33 @@ def make_plans(gradients: Sequence[Any], variables: Sequence[Any], options: Opti
     return Plans(listed, wish, planned)
 
 
+def _saved_plan(path: str, name: str, counts: list[int]) -> grouping.Plan | None:
+    """The plan of a file for a domain with entries of these sizes; None if there is none.
+
+    Raises InvalidArgument for a file that is none of plans.
+    """
+    domain = _plan_file(path).get(name)
+    # Sparse gradients travel as an entry without elements.
+    fits = domain is not None and len(domain["counts"]) == len(counts)
+    if not fits or any(a not in (0, b) for a, b in zip(domain["counts"], counts, strict=True)):
+        why = "has no such domain" if domain is None else "has it with other tensors"
+        logger.warning("GRADRED_PLAN=%s: no plan for '%s': the file %s", path, name, why)
+        return None
+    return grouping.Plan(tuple(domain["order"]), tuple(domain["group_ends"]))
+
+
+@functools.cache
+def _plan_file(path: str) -> dict[str, dict[str, Any]]:
+    return plan_file.read(path)
+
+
 def reduce_gradients(
     name: str, gradients: Sequence[Any], variables: Sequence[Any], options: Options
 ) -> list[Any]:
     """Reduces the gradients as the domain ``name``. Collective. See GradientReducer.reduce."""
-    plans = make_plans(gradients, variables, options)
+    if tf.executing_eagerly():
+        name += ".eager"  # graphs have agreed on an order under the plain name
+    plans = make_plans(name, gradients, variables, options)
     order = plans.listed.order
     tensors, members, absent = [], [], []
     for position, i in enumerate(order):
@@ -141,8 +173,6 @@ def reduce_gradients(
         members.append(member)
         if gradients[i] is None:
             absent.append(position)
-    if tf.executing_eagerly():
-        name += ".eager"  # graphs have agreed on an order under the plain name
     number = options.process_set.require_member(name)
     domain = declare(name, members, plans.listed.ends, number, plans.wish, plans.planned)
     reduced, present = reduce_members(domain, tensors, absent)
@@ -171,7 +201,8 @@ def abandon_gradients(name: str, variables: Sequence[Any], options: Options, rea
     if not basics.is_initialized():
         return
     nothing = [None] * len(variables)
-    plans = make_plans(nothing, variables, options)
+    name += ".eager"
+    plans = make_plans(name, nothing, variables, options)
     members = [_member(None, variables[i], options)[1] for i in plans.listed.order]
     number = options.process_set.require_member(name)
     domain = declare(f"{name}.eager", members, plans.listed.ends, number, plans.wish, plans.planned)

@@ -83,6 +83,7 @@ py::list PlansList(const std::vector<engine::PlanReport>& reports) {
     d["process_set"] = report.process_set;
     d["planned"] = report.planned;
     d["labels"] = report.labels;
+    d["counts"] = report.counts;
     d["nbytes"] = report.nbytes;
     d["order"] = report.arrangement->order;
     d["group_ends"] = report.arrangement->group_ends;

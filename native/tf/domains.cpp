@@ -61,6 +61,7 @@ engine::DomainSpecPtr WithShapes(const engine::DomainSpecPtr& spec,
   if (same) return recent;
   auto filled = std::make_shared<engine::DomainSpec>(*spec);
   filled->plan = nullptr;
+  filled->varies = true;
   for (size_t i = 0; i < shapes.size(); ++i) filled->entries[i].shape = shapes[i];
   return recent = std::move(filled);
 }

@@ -50,15 +50,15 @@ void TimesStore::Restart(ArrangementPtr arrangement, int warm_up) {
 void TimesStore::Add(const BatchTimes& times) {
   const Nanos cpu = CpuOfProcess();
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool follows = times.number_ == last_number_ + 1;
+  const bool follows = times.number_ == last_->number + 1;
   if (times.form_->purpose == Purpose::kProbe) AddProbes(times);
   if (times.form_->purpose == Purpose::kPlain && times.form_->arrangement == arrangement_ &&
       follows && skip_-- <= 0)
     AddRecord(times, cpu);
-  last_number_ = times.number_;
-  last_cpu_ = cpu;
-  last_end_ = 0;
-  for (const core::GroupTimes& group : times.groups_) last_end_ = std::max(last_end_, group.end);
+  last_->number = times.number_;
+  last_->cpu = cpu;
+  last_->end = 0;
+  for (const core::GroupTimes& group : times.groups_) last_->end = std::max(last_->end, group.end);
 }
 
 void TimesStore::AddProbes(const BatchTimes& times) {
@@ -75,11 +75,11 @@ void TimesStore::AddProbes(const BatchTimes& times) {
 void TimesStore::AddRecord(const BatchTimes& times, Nanos cpu) {
   const Form& form = *times.form_;
   Record record;
-  record.cpu = cpu - last_cpu_;
+  record.cpu = cpu - last_->cpu;
   for (const Nanos submitted : times.submitted_)
-    record.ready.push_back(std::max<Nanos>(0, submitted - last_end_));
+    record.ready.push_back(std::max<Nanos>(0, submitted - last_->end));
   int place = 0;
-  Nanos before = last_end_;
+  Nanos before = last_->end;
   for (size_t g = 0; g < form.arrangement->group_ends.size(); ++g) {
     const core::GroupTimes& ran = times.groups_[form.extra + g];
     Nanos ready = 0;
@@ -90,7 +90,7 @@ void TimesStore::AddRecord(const BatchTimes& times, Nanos cpu) {
     }
     record.round.push_back(std::max<Nanos>(0, ran.start - std::max(ready, before)));
     record.nbytes.push_back(nbytes);
-    record.groups.push_back({ran.start - last_end_, ran.end - last_end_});
+    record.groups.push_back({ran.start - last_->end, ran.end - last_->end});
     before = ran.end;
   }
   records_.push_back(std::move(record));

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/planner.h"
@@ -33,10 +34,17 @@ class BatchTimes {
   int groups_left_;
 };
 
-// The last batches of one domain. Times count from the end of the batch before.
+// The batch of a domain that ran last. Belongs to the data loop.
+struct LastBatch {
+  int64_t number = -1;
+  Nanos end = 0, cpu = 0;
+};
+
+// The last batches of one list of a domain. Times count from the end of the batch before.
 class TimesStore {
  public:
-  explicit TimesStore(int batches) : most_(batches) {}
+  TimesStore(int batches, std::shared_ptr<LastBatch> last)
+      : most_(batches), last_(std::move(last)) {}
 
   // Another arrangement is used: only its batches count, and not the first `warm_up` of them.
   void Restart(ArrangementPtr arrangement, int warm_up);
@@ -66,14 +74,12 @@ class TimesStore {
                                const std::vector<Nanos>& costs) const;
 
   const size_t most_;
+  const std::shared_ptr<LastBatch> last_;
   mutable std::mutex mutex_;
   ArrangementPtr arrangement_;
   std::deque<Record> records_;
   int skip_ = 0;
   std::vector<Nanos> probed_;  // costs by size
-  // Of the last batch that ran.
-  int64_t last_number_ = -1;
-  Nanos last_end_ = 0, last_cpu_ = 0;
 };
 
 }  // namespace gradred::engine

@@ -427,12 +427,7 @@ std::string Engine::DescribePlan(const std::string& domain) const {
   return Describe(current ? *current : *spec);
 }
 
-std::vector<PlanReport> Engine::PlanReports() const {
-  std::vector<PlanReport> reports;
-  for (const auto& [process_set, domain] : impl_->book_->Domains())
-    reports.push_back(impl_->book_->Report(process_set, domain));
-  return reports;
-}
+std::vector<PlanReport> Engine::PlanReports() const { return impl_->book_->Reports(); }
 
 std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec,
                                         std::vector<Submission> submissions) {

@@ -75,8 +75,7 @@ FormPtr MakeForm(const DomainSpecPtr& listed, Purpose purpose, const Arrangement
   auto form = std::make_shared<Form>();
   form->purpose = purpose;
   const int n = static_cast<int>(listed->entries.size());
-  const bool fits = static_cast<int>(arrangement->order.size()) == n;  // of a trace like this one
-  form->arrangement = fits ? arrangement : listed->Listed();
+  form->arrangement = arrangement;
   const std::vector<int>& order = form->arrangement->order;
 
   auto spec = std::make_shared<DomainSpec>();

@@ -1,55 +1,122 @@
 #include "engine/plan_book.h"
 
 #include <algorithm>
-#include <optional>
+#include <limits>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/log.h"
 
 namespace gradred::engine {
 namespace {
 
 constexpr int kWarmUp = 2;
-constexpr int64_t kNone = -1;
-constexpr size_t kMostForms = 4;
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr size_t kMostRecent = 4;
+constexpr int kMostLacks = 9;
 
 }  // namespace
 
-struct PlanBook::Domain {
-  // Known to all ranks alike, between a batch that decides and the next.
-  int64_t epoch = 0;   // joins that ended
-  int64_t number = 0;  // of the next batch
-  int64_t compare_at = 0, probe_at = kNone, exchange_at = kNone;
+struct PlanBook::Listing {
+  // Known to all ranks alike, between a batch that decides and the next: what is due at which
+  // number of a batch, or later.
+  int64_t compare_at = kNever, probe_at = kNever, exchange_at = kNever;
   bool planned = false;      // by all ranks
   ArrangementPtr current;    // of the last batch that was opened
   std::vector<Nanos> costs;  // as exchanged
   Trials trials;
-  int wait = 0;  // batches from the comparison to the next exchange
+  int wait = 0;   // batches from the comparison to the next exchange
+  int lacks = 0;  // exchanges in a row without enough measurements
 
   // This rank's.
   bool wishes_plan = false;
   bool first = true;        // what is proposed comes from the graph
   ArrangementPtr proposed;  // to be compared
   core::Cuts proposed_times;
-  bool deciding = false;
-  std::deque<OpenBatchPtr> held;
   std::shared_ptr<TimesStore> times;
   std::deque<std::pair<DomainSpecPtr, FormPtr>> forms;  // the last ones, by listed spec
-  DomainSpecPtr listed;                                 // of the last batch
   int64_t changes = 0;
   core::Cuts predicted;
   Measured measured;  // as exchanged
 };
+
+struct PlanBook::Domain {
+  bool alone = false;  // its process set has one rank
+  int64_t epoch = 0;   // joins
+  int64_t number = 0;  // of the next batch
+  bool deciding = false;
+  std::deque<OpenBatchPtr> held;
+  std::map<std::string, std::unique_ptr<Listing>> listings;
+  std::deque<std::pair<DomainSpecPtr, Listing*>> recent;  // the last one first
+  std::shared_ptr<LastBatch> last = std::make_shared<LastBatch>();
+};
+
+namespace {
+
+// What must be equal for two specs to be the same list.
+std::string KeyOf(const DomainSpec& spec) {
+  Writer out;
+  out.Put<uint8_t>(spec.planned);
+  for (const int end : spec.group_ends) out.Put<int32_t>(end);
+  for (const EntrySpec& entry : spec.entries) {
+    out.Put(entry.op);
+    out.Put(entry.reduce_op);
+    out.Put(entry.dtype);
+    out.Put(entry.wire);
+    out.Put<uint32_t>(entry.shape.size());
+    if (!spec.varies)
+      for (const int64_t d : entry.shape) out.Put<int64_t>(d);
+  }
+  return out.Take();
+}
+
+template <class T>
+void PushRecent(std::deque<T>* recent, T value) {
+  recent->push_front(std::move(value));
+  if (recent->size() > kMostRecent) recent->pop_back();
+}
+
+}  // namespace
 
 PlanBook::PlanBook(BatchRunner* runner, PlanOptions options, std::shared_ptr<MetricsStore> metrics)
     : runner_(runner), options_(options), metrics_(std::move(metrics)) {}
 
 PlanBook::~PlanBook() = default;
 
+PlanBook::Domain* PlanBook::Find(const DomainSpecPtr& listed, bool wishes, bool alone) {
+  const std::pair<int, std::string> key(listed->process_set, listed->name);
+  const auto at = domains_.find(key);
+  if (at != domains_.end()) return at->second.get();
+  if (!wishes) return nullptr;
+  names_.push_back(key);
+  any_.store(true, std::memory_order_release);
+  Domain* domain = (domains_[key] = std::make_unique<Domain>()).get();
+  domain->alone = alone;
+  return domain;
+}
+
+PlanBook::Listing* PlanBook::ListingOf(Domain* domain, const DomainSpecPtr& listed) {
+  for (auto at = domain->recent.begin(); at != domain->recent.end(); ++at) {
+    if (at->first != listed) continue;
+    std::rotate(domain->recent.begin(), at, at + 1);
+    return domain->recent.front().second;
+  }
+  std::unique_ptr<Listing>& listing = domain->listings[KeyOf(*listed)];
+  if (!listing) {
+    listing = std::make_unique<Listing>();
+    listing->current = listed->Listed();
+    listing->times = std::make_shared<TimesStore>(options_.batches, domain->last);
+    listing->times->Restart(listing->current, kWarmUp);
+    listing->wishes_plan = listed->planned && !domain->alone;
+    if (listing->wishes_plan || listed->proposal) listing->compare_at = 0;
+  }
+  PushRecent(&domain->recent, {listed, listing.get()});
+  return listing.get();
+}
+
 OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
   auto batch = std::make_shared<OpenBatch>(listed);
-  const bool wishes_plan = listed->planned && !alone;
-  const bool wishes = listed->proposal || wishes_plan;
+  const bool wishes = listed->proposal || listed->planned;
   std::vector<Opened> opened;
   {
     std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
@@ -57,19 +124,7 @@ OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
     if (wishes || any_.load(std::memory_order_acquire)) {
       lock.lock();
       if (!runner_) throw Error(Kind::kNotInitialized, "the engine has been shut down");
-      const std::pair<int, std::string> key(listed->process_set, listed->name);
-      const auto at = domains_.find(key);
-      if (at != domains_.end()) {
-        domain = at->second.get();
-      } else if (wishes) {
-        domain = (domains_[key] = std::make_unique<Domain>()).get();
-        domain->current = listed->Listed();
-        domain->times = std::make_shared<TimesStore>(options_.batches);
-        domain->times->Restart(domain->current, kWarmUp);
-        domain->wishes_plan = wishes_plan;
-        names_.push_back(key);
-        any_.store(true, std::memory_order_release);
-      }
+      domain = Find(listed, wishes, alone);
     }
     if (!domain) {
       if (lock.owns_lock()) lock.unlock();
@@ -90,47 +145,41 @@ OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
 
 void PlanBook::OpenNow(Domain* domain, const OpenBatchPtr& batch, std::vector<Opened>* opened) {
   const DomainSpecPtr& listed = batch->listed();
+  Listing* listing = ListingOf(domain, listed);
   const int64_t number = domain->number++;
   Purpose purpose = Purpose::kPlain;
-  if (number == domain->compare_at)
+  if (number >= listing->compare_at)
     purpose = Purpose::kCompare;
-  else if (number == domain->probe_at)
+  else if (number >= listing->probe_at)
     purpose = Purpose::kProbe;
-  else if (number == domain->exchange_at)
+  else if (number >= listing->exchange_at)
     purpose = Purpose::kExchange;
-  domain->listed = listed;
-  if (purpose == Purpose::kCompare && domain->first)
-    domain->proposed = listed->proposal ? listed->proposal : listed->Listed();
-  domain->deciding = purpose == Purpose::kCompare || purpose == Purpose::kExchange;
+  if (purpose == Purpose::kCompare && listing->first)
+    listing->proposed = listed->proposal ? listed->proposal : listed->Listed();
+  domain->deciding = purpose != Purpose::kPlain;
 
-  const FormPtr form = FormOf(domain, listed, purpose);
+  FormPtr form;
+  for (const auto& [spec, known] : listing->forms)
+    if (spec == listed && known->purpose == purpose && known->arrangement == listing->current)
+      form = known;
+  if (!form) {
+    form = MakeForm(listed, purpose, listing->current);
+    PushRecent(&listing->forms, {listed, form});
+  }
   const BatchPtr run = runner_->Make(form->spec);
-  std::shared_ptr<BatchTimes> times;
-  if (domain->wishes_plan)
-    run->times = times = std::make_shared<BatchTimes>(domain->times, form, number);
+  run->times = std::make_shared<BatchTimes>(listing->times, form, number);
   Opened result;
-  result.own = OwnSubmissions(domain, *form, listed);
-  result.kept = batch->SetOpen(run, form, std::move(times));
+  result.own = OwnSubmissions({domain, listing, domain->epoch, listed}, *form);
+  result.kept = batch->SetOpen(run, form, run->times);
   result.batch = batch;
   runner_->Start(run);
   opened->push_back(std::move(result));
 }
 
-FormPtr PlanBook::FormOf(Domain* domain, const DomainSpecPtr& listed, Purpose purpose) {
-  for (const auto& [spec, form] : domain->forms)
-    if (spec == listed && form->purpose == purpose &&
-        (form->arrangement == domain->current ||
-         form->arrangement->order.size() != domain->current->order.size()))
-      return form;
-  FormPtr form = MakeForm(listed, purpose, domain->current);
-  domain->forms.emplace_front(listed, form);
-  if (domain->forms.size() > kMostForms) domain->forms.pop_back();
-  return form;
-}
-
-std::vector<Submission> PlanBook::OwnSubmissions(Domain* domain, const Form& form,
-                                                 const DomainSpecPtr& listed) {
+std::vector<Submission> PlanBook::OwnSubmissions(const Decider& decider, const Form& form) {
   std::vector<Submission> own(form.extra);
+  if (form.extra == 0) return own;
+  const auto self = shared_from_this();
   if (form.purpose == Purpose::kProbe) {
     // One tensor for all: what is in it does not matter.
     size_t nbytes = 0;
@@ -143,25 +192,26 @@ std::vector<Submission> PlanBook::OwnSubmissions(Domain* domain, const Form& for
       submission.input = submission.output = memory->data();
       submission.done = [memory](const Result&) {};
     }
+    own.back().done = [self, decider, memory](const Result& result) {
+      self->Probed(decider, result.status);
+    };
     return own;
   }
-  if (form.extra == 0) return own;
+  const Listing& listing = *decider.listing;
   auto values = std::make_shared<std::vector<int64_t>>();
-  const auto self = shared_from_this();
-  const int64_t epoch = domain->epoch;
   if (form.purpose == Purpose::kCompare) {
-    const int64_t digest = domain->proposed->Digest();
-    *values = {digest, -digest, !domain->wishes_plan};
-    own[0].done = [self, domain, epoch, values](const Result& result) {
-      self->Compared(domain, epoch, result.status, *values);
+    const int64_t digest = listing.proposed->Digest();
+    *values = {digest, -digest, !listing.wishes_plan};
+    own[0].done = [self, decider, values](const Result& result) {
+      self->Compared(decider, result.status, *values);
     };
   } else {
-    *values = domain->times
-                  ->Read(static_cast<int>(listed->entries.size()), ProbeSizes(*listed),
-                         domain->costs, options_.cores)
+    *values = listing.times
+                  ->Read(static_cast<int>(form.place_of.size()), ProbeSizes(*decider.listed),
+                         listing.costs, options_.cores)
                   .Encode();
-    own[0].done = [self, domain, epoch, values, listed](const Result& result) {
-      self->Exchanged(domain, epoch, result.status, *values, listed);
+    own[0].done = [self, decider, values](const Result& result) {
+      self->Exchanged(decider, result.status, *values);
     };
   }
   own[0].input = own[0].output = values->data();
@@ -181,88 +231,95 @@ void PlanBook::Submit(std::vector<Opened> opened) {
   }
 }
 
-void PlanBook::Compared(Domain* domain, int64_t epoch, const Status& status,
+bool PlanBook::Stale(const Decider& decider) const {
+  return !runner_ || decider.epoch != decider.domain->epoch;
+}
+
+void PlanBook::Compared(const Decider& decider, const Status& status,
                         const std::vector<int64_t>& maxima) {
   std::vector<Opened> opened;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!runner_ || epoch != domain->epoch) return;
-    if (!status.ok()) {
-      domain->compare_at = domain->number;
-    } else {
-      domain->compare_at = kNone;
+    if (Stale(decider)) return;
+    Listing* listing = decider.listing;
+    const int64_t next = decider.domain->number;
+    if (status.ok()) {
+      listing->compare_at = kNever;
       const bool equal = maxima[0] == -maxima[1];
-      if (equal && domain->proposed->Digest() != domain->current->Digest()) {
-        domain->current = domain->proposed;
-        domain->times->Restart(domain->current, kWarmUp);
-        if (!domain->first) {
-          ++domain->changes;
+      if (equal && listing->proposed->Digest() != listing->current->Digest()) {
+        listing->current = listing->proposed;
+        listing->times->Restart(listing->current, kWarmUp);
+        if (!listing->first) {
+          ++listing->changes;
           metrics_->Update([](Metrics& m) { ++m.plan_changes; });
         }
-      } else if (!equal && !domain->first) {
-        Log(LogLevel::kWarning, "the ranks made different plans for '" + domain->listed->name +
+      } else if (!equal && !listing->first) {
+        Log(LogLevel::kWarning, "the ranks made different plans for '" + decider.listed->name +
                                     "' of the same measurements: the old one stays");
       }
-      if (equal) domain->predicted = domain->proposed_times;
-      if (domain->first) {
-        domain->first = false;
-        domain->planned = maxima[2] == 0;
-        domain->probe_at = domain->planned ? domain->number : kNone;
-        domain->wait = 1;
+      if (equal) listing->predicted = listing->proposed_times;
+      if (listing->first) {
+        listing->first = false;
+        listing->planned = maxima[2] == 0;
+        listing->wait = 1;
+        if (listing->planned) listing->probe_at = next;
       }
-      if (domain->planned)
-        domain->exchange_at = domain->number + domain->wait + kWarmUp + options_.batches;
+      if (listing->planned)
+        listing->exchange_at = next + listing->wait + kWarmUp + options_.batches;
     }
-    Decided(domain, &opened);
+    Decided(decider.domain, &opened);
   }
   Submit(std::move(opened));
 }
 
-void PlanBook::Exchanged(Domain* domain, int64_t epoch, const Status& status,
-                         const std::vector<int64_t>& maxima, const DomainSpecPtr& listed) {
-  const std::vector<int64_t> sizes = ProbeSizes(*listed);
-  std::optional<Measured> measured;
-  if (status.ok()) measured = Measured::Decode(maxima, static_cast<int>(sizes.size()));
-  Trials::Next next;
-  const bool enough = measured && !measured->lacking && !measured->unprobed;
-  if (enough) {
-    // Without the lock: no batch is opened before this has decided.
-    std::vector<int64_t> nbytes;
-    for (const EntrySpec& entry : listed->entries) nbytes.push_back(WireNbytes(entry));
-    ArrangementPtr current;
-    Trials trials;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      current = domain->current;
-      trials = domain->trials;
-    }
-    if (current->order.size() != nbytes.size()) current = listed->Listed();
-    next = trials.OnMeasured(*measured, current, nbytes, sizes, options_.spare_core);
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (epoch == domain->epoch) domain->trials = std::move(trials);
-  }
+void PlanBook::Probed(const Decider& decider, const Status& status) {
   std::vector<Opened> opened;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!runner_ || epoch != domain->epoch) return;
-    domain->exchange_at = kNone;
-    if (!measured) {
-      domain->exchange_at = domain->number;
-    } else if (measured->unprobed) {
-      domain->probe_at = domain->number;
-      domain->exchange_at = domain->number + 1 + options_.batches;
-    } else if (measured->lacking) {
-      domain->exchange_at = domain->number + options_.batches;
-    } else {
-      domain->costs = measured->costs;
-      domain->measured = std::move(*measured);
-      domain->proposed = next.arrangement;
-      domain->proposed_times = std::move(next.predicted);
-      domain->compare_at = domain->number;
-      domain->wait = next.rest;
-    }
-    Decided(domain, &opened);
+    if (Stale(decider)) return;
+    if (status.ok()) decider.listing->probe_at = kNever;
+    Decided(decider.domain, &opened);
   }
+  Submit(std::move(opened));
+}
+
+void PlanBook::Exchanged(const Decider& decider, const Status& status,
+                         const std::vector<int64_t>& maxima) {
+  const std::vector<int64_t> sizes = ProbeSizes(*decider.listed);
+  Measured measured;
+  if (status.ok()) measured = Measured::Decode(maxima, static_cast<int>(sizes.size()));
+  const bool enough = status.ok() && !measured.lacking && !measured.unprobed;
+  std::vector<Opened> opened;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (Stale(decider)) return;
+  if (enough) {
+    std::vector<int64_t> nbytes;
+    for (const EntrySpec& entry : decider.listed->entries) nbytes.push_back(WireNbytes(entry));
+    const ArrangementPtr current = decider.listing->current;
+    Trials trials = decider.listing->trials;
+    lock.unlock();  // it takes long, and no batch is opened before this has decided
+    Trials::Next next = trials.OnMeasured(measured, current, nbytes, sizes, options_.spare_core);
+    lock.lock();
+    if (Stale(decider)) return;
+    Listing* listing = decider.listing;
+    listing->trials = std::move(trials);
+    listing->costs = measured.costs;
+    listing->measured = std::move(measured);
+    listing->proposed = std::move(next.arrangement);
+    listing->proposed_times = std::move(next.predicted);
+    listing->compare_at = decider.domain->number;
+    listing->exchange_at = kNever;
+    listing->wait = next.rest;
+    listing->lacks = 0;
+  } else if (status.ok()) {
+    Listing* listing = decider.listing;
+    const int64_t next = decider.domain->number;
+    if (measured.unprobed) listing->probe_at = next;
+    listing->exchange_at = next + 1 + (static_cast<int64_t>(options_.batches) << listing->lacks);
+    listing->lacks = std::min(listing->lacks + 1, kMostLacks);
+  }
+  Decided(decider.domain, &opened);
+  lock.unlock();
   Submit(std::move(opened));
 }
 
@@ -290,24 +347,15 @@ void PlanBook::JoinIfFree() {
   if (!join_) return;
   for (const auto& [key, domain] : domains_)
     if (key.first == 0 && !domain->held.empty()) return;
-  for (const auto& [key, domain] : domains_)
-    if (key.first == 0) Reset(domain.get());
+  for (const auto& [key, domain] : domains_) {
+    if (key.first != 0) continue;
+    ++domain->epoch;
+    domain->number = 0;
+    domain->deciding = false;
+    domain->recent.clear();
+    domain->listings.clear();
+  }
   std::exchange(join_, nullptr)();
-}
-
-void PlanBook::Reset(Domain* domain) {
-  ++domain->epoch;
-  domain->number = 0;
-  domain->compare_at = 0;
-  domain->probe_at = domain->exchange_at = kNone;
-  domain->planned = false;
-  domain->current = domain->listed->Listed();
-  domain->costs.clear();
-  domain->trials = Trials();
-  domain->first = true;
-  domain->proposed_times = domain->predicted = core::Cuts();
-  domain->deciding = false;
-  domain->times->Restart(domain->current, 0);
 }
 
 void PlanBook::Close(const Status& status) {
@@ -331,44 +379,42 @@ void PlanBook::Close(const Status& status) {
       one.batch->batch()->Submit(position, std::move(submission));
 }
 
-PlanReport PlanBook::Report(int process_set, const std::string& name) const {
+std::vector<PlanReport> PlanBook::Reports() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto at = domains_.find({process_set, name});
-  if (at == domains_.end() || !at->second->listed)
-    throw Error(Kind::kInvalidArgument, "no batch of a planned domain '" + name + "' has begun");
-  const Domain& domain = *at->second;
-  PlanReport report;
-  report.domain = name;
-  report.process_set = process_set;
-  report.planned = domain.planned;
-  for (const EntrySpec& entry : domain.listed->entries) {
-    report.labels.push_back(entry.label);
-    report.nbytes.push_back(WireNbytes(entry));
+  std::vector<PlanReport> reports;
+  for (const auto& name : names_) {
+    const Domain& domain = *domains_.at(name);
+    if (domain.recent.empty()) continue;  // after a join
+    const auto& [listed, listing] = domain.recent.front();
+    PlanReport report;
+    report.process_set = name.first;
+    report.domain = name.second;
+    report.planned = listing->planned;
+    for (const EntrySpec& entry : listed->entries) {
+      report.labels.push_back(entry.label);
+      report.counts.push_back(entry.count());
+      report.nbytes.push_back(WireNbytes(entry));
+    }
+    report.arrangement = listing->current;
+    report.batches = domain.number;
+    report.changes = listing->changes;
+    report.ready = listing->measured.ready;
+    report.predicted = listing->predicted;
+    report.measured = listing->times->Groups();
+    if (!listing->costs.empty()) report.sizes = ProbeSizes(*listed);
+    report.costs = listing->costs;
+    report.round = listing->measured.round;
+    reports.push_back(std::move(report));
   }
-  report.arrangement = domain.current->order.size() == domain.listed->entries.size()
-                           ? domain.current
-                           : domain.listed->Listed();
-  report.batches = domain.number;
-  report.changes = domain.changes;
-  report.ready = domain.measured.ready;
-  report.predicted = domain.predicted;
-  report.measured = domain.times->Groups();
-  if (!domain.costs.empty()) report.sizes = ProbeSizes(*domain.listed);
-  report.costs = domain.costs;
-  report.round = domain.measured.round;
-  return report;
-}
-
-std::vector<std::pair<int, std::string>> PlanBook::Domains() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return names_;
+  return reports;
 }
 
 DomainSpecPtr PlanBook::Current(int process_set, const std::string& name) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto at = domains_.find({process_set, name});
-  if (at == domains_.end() || !at->second->listed) return nullptr;
-  return MakeForm(at->second->listed, Purpose::kPlain, at->second->current)->spec;
+  if (at == domains_.end() || at->second->recent.empty()) return nullptr;
+  const auto& [listed, listing] = at->second->recent.front();
+  return MakeForm(listed, Purpose::kPlain, listing->current)->spec;
 }
 
 }  // namespace gradred::engine

@@ -26,14 +26,17 @@ namespace gradred::engine {
 //   kProbe     groups of some sizes, whose times are measured
 //   kExchange  the maxima over the ranks of what each has measured; from these every rank makes the
 //              same proposal (pure functions of integers), and the next batch is a kCompare
-// Batch 0 compares the proposals of the graphs, batch 1 of a planned domain probes, batches 2 and 3
-// warm up, `plan_batches` are measured, the next one exchanges. A batch that begins before an
+// The first batch compares the proposals of the graphs, the next one of a planned domain probes,
+// two warm up, `plan_batches` are measured, the next one exchanges. A batch that begins before an
 // earlier one has decided what it looks like is held: what is submitted is kept, nothing waits.
 // A batch that fails fails on all ranks, with its entries here or there: then it has not decided,
-// and a later one does.
+// and the next one does.
 // Batch numbers are in step because every rank opens every batch of a domain: but for those that
 // joined. So the end of a join, after which everybody's next batch is a common one, begins
 // everything anew. During a join nothing needs to: those who joined bring the neutral element.
+// Graphs may bring different lists under one name, one after the other. Each has its own plan; they
+// share the numbers, and what is due at a number is done by the first batch of the list from there
+// on: so a batch in which ranks brought different lists, a mismatch, leaves them in step.
 
 // What the book needs of the engine. Any thread.
 class BatchRunner {
@@ -56,7 +59,7 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   PlanBook(BatchRunner* runner, PlanOptions options, std::shared_ptr<MetricsStore> metrics);
   ~PlanBook();
 
-  // The next batch of a domain. `alone`: of a process set of one rank.
+  // The next batch of a domain. `alone`: its process set has one rank, and nothing to plan.
   OpenBatchPtr Open(const DomainSpecPtr& listed, bool alone);
   // Calls `post`, which tells the control loop that this rank joins, when no batch that was opened
   // before is held. `Joined` follows when the join has ended. Throws kInvalidArgument during one:
@@ -66,31 +69,38 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   // The engine ends: what is held fails.
   void Close(const Status& status);
 
-  // Throws kInvalidArgument when nothing was opened under this name.
-  PlanReport Report(int process_set, const std::string& domain) const;
-  std::vector<std::pair<int, std::string>> Domains() const;  // in the order of their first batches
+  // Of each domain's last list, in the order of the domains' first batches.
+  std::vector<PlanReport> Reports() const;
   // The spec that a batch would have now, or null.
   DomainSpecPtr Current(int process_set, const std::string& domain) const;
 
  private:
+  struct Listing;  // one list of a domain
   struct Domain;
+  // Who waits for the outcome of a batch that decides. The pointers are good in the same epoch.
+  struct Decider {
+    Domain* domain;
+    Listing* listing;
+    int64_t epoch;
+    DomainSpecPtr listed;
+  };
   // A batch on its way out of the lock: submissions are made without it.
   struct Opened {
     OpenBatchPtr batch;
     OpenBatch::Kept kept;
     std::vector<Submission> own;
   };
+  Domain* Find(const DomainSpecPtr& listed, bool wishes, bool alone);
+  Listing* ListingOf(Domain* domain, const DomainSpecPtr& listed);
   void OpenNow(Domain* domain, const OpenBatchPtr& batch, std::vector<Opened>* opened);
-  FormPtr FormOf(Domain* domain, const DomainSpecPtr& listed, Purpose purpose);
-  std::vector<Submission> OwnSubmissions(Domain* domain, const Form& form,
-                                         const DomainSpecPtr& listed);
+  std::vector<Submission> OwnSubmissions(const Decider& decider, const Form& form);
   void Submit(std::vector<Opened> opened);
-  void Compared(Domain* domain, int64_t epoch, const Status& status,
-                const std::vector<int64_t>& maxima);
-  void Exchanged(Domain* domain, int64_t epoch, const Status& status,
-                 const std::vector<int64_t>& maxima, const DomainSpecPtr& listed);
+  // The outcome of a batch that decides.
+  void Compared(const Decider& decider, const Status& status, const std::vector<int64_t>& maxima);
+  void Probed(const Decider& decider, const Status& status);
+  void Exchanged(const Decider& decider, const Status& status, const std::vector<int64_t>& maxima);
+  bool Stale(const Decider& decider) const;
   void Decided(Domain* domain, std::vector<Opened>* opened);
-  void Reset(Domain* domain);
   void JoinIfFree();
 
   BatchRunner* runner_;  // null after Close

@@ -16,6 +16,7 @@ struct PlanReport {
   int process_set = 0;
   bool planned = false;
   std::vector<std::string> labels;  // by position
+  std::vector<int64_t> counts;      // elements, by position
   std::vector<int64_t> nbytes;      // by position, on the wire
   ArrangementPtr arrangement;
   int64_t batches = 0;       // opened since init or the last join

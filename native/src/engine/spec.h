@@ -54,6 +54,7 @@ struct DomainSpec {
   // The list is alike on all ranks. What follows is this rank's wish: See Note [Plans of a domain]
   ArrangementPtr proposal;  // null: as listed
   bool planned = false;     // order and groups are to be measured, and changed while it runs
+  bool varies = false;      // dimensions differ from batch to batch
 
   bool complete() const;  // every dimension is known
   ArrangementPtr Listed() const;
