@@ -205,7 +205,7 @@ def abandon_gradients(name: str, variables: Sequence[Any], options: Options, rea
     plans = make_plans(name, nothing, variables, options)
     members = [_member(None, variables[i], options)[1] for i in plans.listed.order]
     number = options.process_set.require_member(name)
-    domain = declare(f"{name}.eager", members, plans.listed.ends, number, plans.wish, plans.planned)
+    domain = declare(name, members, plans.listed.ends, number, plans.wish, plans.planned)
     abandon(domain.key, reason)
 
 
