@@ -101,10 +101,10 @@ TEST(CostsBetweenAndBeyondTheKnots) {
   const CostTable table({{1000, 50}, {4000, 110}, {16000, 100}});
   CHECK_EQ(table.At(1), 50);
   CHECK_EQ(table.At(1000), 50);
-  CHECK_EQ(table.At(2000), 70);
-  CHECK_EQ(table.At(4000), 110);
-  CHECK_EQ(table.At(16000), 110);  // raised
-  CHECK_EQ(table.At(1000000), 110);
+  CHECK_EQ(table.At(2500), 75);
+  CHECK_EQ(table.At(4000), 100);  // lowered
+  CHECK_EQ(table.At(16000), 100);
+  CHECK_EQ(table.At(1000000), 100);
   const CostTable steep({{1000, 50}, {2000, 100}});
   CHECK_EQ(steep.At(10000), 500);
   CHECK_EQ(steep.At(int64_t{1} << 50), (int64_t{1} << 50) / 20);

@@ -14,7 +14,7 @@ from gradred.tensorflow.reducer import GradientReducer, Options
 
 pytestmark = pytest.mark.ranks(2, 3, deadline=120)
 
-STEPS = 45  # between two changes: some batches of the last one are measured
+STEPS = 57  # between two changes: some batches of the last one are measured
 
 
 def train(rank: int, groups: grouping.Groups, mode: str = "function") -> tuple[list, str]:

@@ -202,8 +202,8 @@ class Search {
 }  // namespace
 
 CostTable::CostTable(std::vector<Knot> knots) : knots_(std::move(knots)) {
-  for (size_t k = 1; k < knots_.size(); ++k)
-    knots_[k].second = std::max(knots_[k].second, knots_[k - 1].second);
+  for (size_t k = knots_.size(); k > 1; --k)
+    knots_[k - 2].second = std::min(knots_[k - 2].second, knots_[k - 1].second);
 }
 
 Nanos CostTable::At(int64_t nbytes) const {

@@ -19,7 +19,8 @@ class CostTable {
  public:
   using Knot = std::pair<int64_t, Nanos>;  // bytes, time
   CostTable() = default;
-  // Sizes ascending. A time below that of a smaller size is raised to it.
+  // Sizes ascending. A time above that of a larger size is lowered to it: what disturbs a
+  // measurement adds to it.
   explicit CostTable(std::vector<Knot> knots);
   Nanos At(int64_t nbytes) const;  // 0 for an empty table
   const std::vector<Knot>& knots() const { return knots_; }

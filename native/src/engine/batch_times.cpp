@@ -67,7 +67,7 @@ void TimesStore::AddProbes(const BatchTimes& times) {
   for (int g = 0; g < times.form_->extra; ++g) {
     repeats.push_back(times.groups_[g].end - times.groups_[g].start);
     if (static_cast<int>(repeats.size()) < kProbeRepeats) continue;
-    probed_.push_back(Median(repeats));
+    probed_.push_back(*std::min_element(repeats.begin(), repeats.end()));
     repeats.clear();
   }
 }

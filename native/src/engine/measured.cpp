@@ -8,6 +8,7 @@ namespace gradred::engine {
 namespace {
 
 constexpr int64_t kBusyPermille = 900;  // busier than that: no core to spare
+constexpr int64_t kPlainNbytes = 4 << 20;
 constexpr int kFirstRest = 100, kLongestRest = 3200;
 constexpr int kGenerations = 2;  // how often candidates are made before one is chosen
 
@@ -79,16 +80,36 @@ bool Trials::Known(const Arrangement& arrangement) const {
          std::any_of(waiting_.begin(), waiting_.end(), same);
 }
 
-void Trials::AddCandidate(bool spare_core) {
-  problem_.spare_core = spare_core;
-  core::Cuts cuts = core::PlanGroups(problem_);
+void Trials::AddCandidate(core::Cuts cuts) {
   ArrangementPtr arrangement = Arrange(order_, cuts.group_ends);
   if (!Known(*arrangement)) waiting_.push_back({std::move(arrangement), std::move(cuts), 0});
 }
 
+core::Cuts Trials::CutsFor(bool spare_core) {
+  problem_.spare_core = spare_core;
+  return core::PlanGroups(problem_);
+}
+
+core::Cuts Trials::CutsOf(int64_t nbytes) {
+  std::vector<int> ends;
+  int64_t held = 0;
+  for (size_t i = 0; i < problem_.nbytes.size(); ++i) {
+    if (held > 0 && held + problem_.nbytes[i] > nbytes) {
+      ends.push_back(static_cast<int>(i));
+      held = 0;
+    }
+    held += problem_.nbytes[i];
+  }
+  ends.push_back(static_cast<int>(problem_.nbytes.size()));
+  return core::Predict(problem_, std::move(ends));
+}
+
 void Trials::AddCandidates() {
-  AddCandidate(spare_core_);
-  if (generation_ == 0) AddCandidate(!spare_core_);
+  AddCandidate(CutsFor(spare_core_));
+  if (generation_ == 0) {
+    AddCandidate(CutsFor(!spare_core_));
+    AddCandidate(CutsOf(kPlainNbytes));
+  }
   ++generation_;
 }
 

@@ -34,9 +34,10 @@ enum class SpareCore : uint8_t { kAuto, kYes, kNo };
 
 // Note [Which plan]
 // The first exchange gives two candidates: the cuts for ranks that have a core to spare, and for
-// those that have none; the one that fits what the processors did comes first. Each is tried, and
-// how long its batches took decides: a model of costs cannot say how much computation loses to
-// communication beside it. With what was measured meanwhile one more candidate is made. Then the
+// those that have none; the one that fits what the processors did comes first. A third has groups
+// of 4 MiB, whatever the costs were. Each is tried, and how long its batches took decides: a model
+// of costs cannot say how much computation loses to communication beside it, and measurements may
+// be disturbed. With what was measured meanwhile one more candidate is made. Then the
 // fastest of all that were tried stays; on a difference of less than 1 % the one with fewer groups.
 // The next exchanges, after 100, 200, 400 ... 3200 batches, only watch: if batches take 1.2 times
 // what they did, all starts again.
@@ -63,7 +64,9 @@ class Trials {
   Next Settle();
   int NextRest();
   void AddCandidates();
-  void AddCandidate(bool spare_core);
+  void AddCandidate(core::Cuts cuts);
+  core::Cuts CutsFor(bool spare_core);
+  core::Cuts CutsOf(int64_t nbytes);
 
   std::vector<Trial> tried_, waiting_;
   int generation_ = 0;
