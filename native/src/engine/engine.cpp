@@ -148,6 +148,12 @@ class Engine::Impl final : public BatchRunner {
   void StepUntil(const std::function<bool()>& done, Nanos longest) {
     if (options_.null || Completions::InCallback() || done()) return;
     Completions::Scope callbacks(completions_.get());
+    StepBoth(done, longest, &callbacks);
+    // Where another had the data loop, it may have let go of it before a step here posted to it.
+    data_.Serve();
+  }
+
+  void StepBoth(const std::function<bool()>& done, Nanos longest, Completions::Scope* callbacks) {
     Loop::Session control(control_.get()), data(&data_);
     const Nanos start = Now();
     Nanos moved = start;
@@ -163,10 +169,10 @@ class Engine::Impl final : public BatchRunner {
         if (after - now > kPatience) return;
         now = after;
       }
-      if (!callbacks.empty()) {
+      if (!callbacks->empty()) {
         control.Release();
         data.Release();
-        callbacks.Run();
+        callbacks->Run();
       }
       if (done()) return;
     }
@@ -396,7 +402,7 @@ void Engine::SubmitAndStep(const OpenBatchPtr& batch, int position, Submission s
   impl_->SubmitAndStep(batch, position, std::move(submission));
 }
 void Engine::StepUntil(const std::function<bool()>& done, Nanos longest) {
-  impl_->StepUntil(done, longest);
+  if (getpid() == pid_) impl_->StepUntil(done, longest);  // a forked child must not move the parent
 }
 void Engine::Abandon(const OpenBatchPtr& batch, const std::string& reason) {
   impl_->Abandon(batch, reason);

@@ -11,6 +11,7 @@ bool Loop::Session::Retake() {
   comm::Transport& transport = loop_->transport_;
   transport.bell().Mute(true);
   ticket_ = transport.bell().Ticket() - 1;  // not looked yet: if it ends so, the thread must look
+  moved_ = false;
   return true;
 }
 
@@ -18,7 +19,7 @@ bool Loop::Session::Step() {
   if (!held_ || !loop_->broken_.ok()) return false;
   ticket_ = loop_->transport_.bell().Ticket();
   try {
-    return loop_->Step();
+    return moved_ = loop_->Step();
   } catch (...) {
     loop_->broken_ = CurrentException();
     return false;
@@ -32,21 +33,22 @@ bool Loop::Session::AwaitsMessages() const {
 void Loop::Session::Release() {
   if (!held_) return;
   held_ = false;
-  loop_->LetGo(ticket_);
+  loop_->LetGo(ticket_, moved_);
 }
 
 // By a caller.
-void Loop::LetGo(uint32_t ticket) {
+void Loop::LetGo(uint32_t ticket, bool moved) {
   Doorbell& bell = transport_.bell();
   const bool awaits = AwaitsMessages();
-  bool call = !broken_.ok() || NextWake() < thread_wake_;
+  const Nanos wake = NextWake();
+  bool call = !broken_.ok();
   if (awaits) {
-    call |= transport_.MustPoll();
+    call |= moved || transport_.MustPoll();
     bell.Mute(false);
     call |= bell.Ticket() != ticket;
   }
   taken_.store(false, std::memory_order_seq_cst);
-  if (call || HasInbox()) bell.Call();
+  if (call || HasInbox() || wake < thread_wake_.load(std::memory_order_seq_cst)) bell.Call();
 }
 
 void Loop::Drive() {
@@ -55,8 +57,11 @@ void Loop::Drive() {
   for (;;) {
     const uint32_t ticket = bell.Ticket();
     if (!Take()) {
-      bell.Sleep(ticket, kLongestSleep);  // who has it calls when it leaves something
-      continue;
+      thread_wake_.store(kForever, std::memory_order_seq_cst);
+      if (!Take()) {
+        bell.Sleep(ticket, kLongestSleep);  // who has it calls when it leaves something
+        continue;
+      }
     }
     bool moved, awaits;
     Nanos wake;
@@ -75,7 +80,8 @@ void Loop::Drive() {
       }
       if (Hurried()) callbacks.HandOver();
       awaits = AwaitsMessages();
-      wake = thread_wake_ = NextWake();
+      wake = NextWake();
+      thread_wake_.store(wake, std::memory_order_seq_cst);
       backoff.Expect(ExpectedArrival());
       bell.Mute(!awaits);
       taken_.store(false, std::memory_order_seq_cst);

@@ -21,7 +21,11 @@ constexpr Nanos kLongestSleep = 250 * kMillisecond;  // of a loop's thread
 //   2. who lets go of the loop looks into the inbox once more, and calls the thread if something
 //      has come, since those who brought it found the loop taken;
 //   3. who lets go of it while messages are awaited gives the transport's bell back to the thread,
-//      and calls it if something rang since the last look.
+//      and calls it if something rang since the last look, or if the last step moved something:
+//      what that has made possible (the next group of the queue, a round whose last rank this was)
+//      rings nowhere.
+// A thread that finds the loop taken may sleep past the time at which it was to wake, so it says
+// that it sleeps for long before it looks once more.
 // The bell is muted while a caller steps, and while nothing is awaited: what a peer sends then is
 // found by the next step. Callbacks that a step has caused run when the loop has been let go.
 class Loop {
@@ -47,6 +51,7 @@ class Loop {
     Loop* const loop_;
     bool held_ = false;
     uint32_t ticket_ = 0;  // of before the last step
+    bool moved_ = false;   // by the last step
   };
 
   // The thread looks at once.
@@ -81,12 +86,12 @@ class Loop {
 
  private:
   bool Take() { return !taken_.exchange(true, std::memory_order_seq_cst); }
-  void LetGo(uint32_t ticket);
+  void LetGo(uint32_t ticket, bool moved);
 
   std::atomic<bool> taken_{false};
   std::atomic<bool> inbox_full_{false};
-  Status broken_;          // what a caller's step threw
-  Nanos thread_wake_ = 0;  // until when the thread may sleep
+  Status broken_;                      // what a caller's step threw
+  std::atomic<Nanos> thread_wake_{0};  // until when the thread may sleep
 };
 
 }  // namespace gradred::engine
