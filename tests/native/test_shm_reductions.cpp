@@ -218,6 +218,48 @@ TEST(WindowsAreSmallForSmallGroups) {
   });
 }
 
+// A small work finishes on the rank that comes last before the others have looked: what that rank
+// brings to later works must not lie where they look.
+TEST(ARankMayLookLate) {
+  constexpr int kLater = 40;
+  const auto page = shm::Page::Create(2, kNonce, shm::Naming::kAnonymous);
+  Rank early(0, 2, page->key()), late(1, 2, page->key());
+  const LayoutPtr small = Floats(16), large = Floats(8192);
+  struct Side {
+    std::vector<SegmentPtr> segments;
+    std::vector<WorkPtr> works;
+    void Start(Rank& rank, const LayoutPtr& layout) {
+      segments.push_back(rank.communicator->Alloc(layout->nbytes()));
+      static_cast<float*>(segments.back()->data())[0] = 1;
+      works.push_back(rank.communicator->AllReduce(*segments.back(), 0, layout));
+    }
+  } a, b;
+  const auto finish = [&] {
+    const Nanos end = Now() + 30 * kSecond;
+    for (bool all = false; !all; CHECK(Now() < end)) {
+      all = true;
+      for (Side* side : {&a, &b})
+        for (const WorkPtr& work : side->works) all &= work->Poll();
+    }
+    for (Side* side : {&a, &b})
+      for (size_t i = 0; i < side->works.size(); ++i) {
+        CHECK(side->works[i]->status().ok());
+        CHECK_EQ(static_cast<float*>(side->segments[i]->data())[0], 2.0f);
+      }
+  };
+  b.Start(late, small);
+  a.Start(early, small);
+  finish();  // the board is open
+  b.Start(late, small);
+  a.Start(early, small);
+  CHECK(a.works.back()->Poll());
+  for (int i = 0; i < kLater; ++i) a.Start(early, large);
+  CHECK(b.works.back()->Poll());
+  CHECK(b.works.back()->status().ok());
+  for (int i = 0; i < kLater; ++i) b.Start(late, large);
+  finish();
+}
+
 TEST(DifferentWorksAreAnError) {
   for (const int64_t count : {10, 100'000}) {  // on the board and through a window
     InProcesses(2, {}, [&](Rank& rank, int number) {

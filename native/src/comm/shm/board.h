@@ -30,7 +30,12 @@ struct Arrival {
 };
 static_assert(sizeof(Arrival) == 64);
 
-constexpr int kWorksOnBoard = 16;  // that can be under way; the next waits for the oldest
+// That can be under way; the next waits for the oldest.
+constexpr int kWorksUnderWay = 16;
+// Places. A work of small data has finished on one rank while another has yet to look at what came
+// with it. So who comes to work n + 32 has finished n + 16, to which all have come, each after it
+// had finished n.
+constexpr int kWorksOnBoard = 2 * kWorksUnderWay;
 
 struct BoardShape {
   int members = 1;

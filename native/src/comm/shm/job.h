@@ -68,8 +68,8 @@ class Job {
 
  protected:
   uint64_t Round() const { return number / kWorksOnBoard; }
-  // The job that had this one's place on the board has finished.
-  bool PlaceIsFree() const { return number < common_.oldest + kWorksOnBoard; }
+  // The job that had this one's place on the board has finished on all ranks.
+  bool PlaceIsFree() const { return number < common_.oldest + kWorksUnderWay; }
   void Arrive(const MemoryKey& key);
   // All have arrived, and at the same work: else throws kInternal.
   bool AllArrived();
