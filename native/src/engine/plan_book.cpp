@@ -123,7 +123,7 @@ OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
     Domain* domain = nullptr;
     if (wishes || any_.load(std::memory_order_acquire)) {
       lock.lock();
-      if (!runner_) throw Error(Kind::kNotInitialized, "the engine has been shut down");
+      if (closed_) throw Error(Kind::kNotInitialized, "the engine has been shut down");
       domain = Find(listed, wishes, alone);
     }
     if (!domain) {
@@ -232,7 +232,7 @@ void PlanBook::Submit(std::vector<Opened> opened) {
 }
 
 bool PlanBook::Stale(const Decider& decider) const {
-  return !runner_ || decider.epoch != decider.domain->epoch;
+  return closed_ || decider.epoch != decider.domain->epoch;
 }
 
 void PlanBook::Compared(const Decider& decider, const Status& status,
@@ -360,14 +360,12 @@ void PlanBook::JoinIfFree() {
 
 void PlanBook::Close(const Status& status) {
   std::vector<Opened> opened;
-  BatchRunner* runner;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    runner = std::exchange(runner_, nullptr);
-    if (!runner) return;
+    if (std::exchange(closed_, true)) return;
     for (const auto& [key, domain] : domains_) {
       for (const OpenBatchPtr& batch : domain->held) {
-        const BatchPtr run = runner->Make(batch->listed());
+        const BatchPtr run = runner_->Make(batch->listed());
         run->FailRest(status);
         opened.push_back({batch, batch->SetOpen(run, nullptr, nullptr), {}});
       }

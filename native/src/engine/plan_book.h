@@ -103,7 +103,8 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   void Decided(Domain* domain, std::vector<Opened>* opened);
   void JoinIfFree();
 
-  BatchRunner* runner_;  // null after Close
+  BatchRunner* const runner_;
+  bool closed_ = false;
   const PlanOptions options_;
   const std::shared_ptr<MetricsStore> metrics_;
   mutable std::mutex mutex_;
