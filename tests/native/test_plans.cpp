@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "comm/loopback/world.h"
+#include "engine/batch_times.h"
 #include "engine/engine.h"
 #include "engine/plan_report.h"
 #include "testing.h"
@@ -327,6 +328,30 @@ TEST(PositionsAreTheCallers) {
         step.Wait();
       },
       Quick());
+}
+
+TEST(ABatchEndsWithTheGroupThatRanLast) {
+  // Groups run in the order in which they become ready, which need not be that of the plan.
+  const auto spec = Spec("measured", true);
+  const FormPtr form = MakeForm(spec, Purpose::kPlain, spec->Listed());
+  auto store = std::make_shared<TimesStore>(4, std::make_shared<LastBatch>());
+  store->Restart(form->arrangement, 0);
+  const std::vector<int64_t> sizes = ProbeSizes(*spec);
+  const std::vector<Nanos> costs(sizes.size(), 100);
+  const Nanos begin = Now();
+  for (int batch = 0; batch < 5; ++batch) {
+    BatchTimes times(store, form, batch);
+    for (int g = 3; g >= 0; --g) {
+      const Nanos start = begin + batch * 1000 + (3 - g) * 200;
+      times.GroupRan(g, start, start + 150);
+    }
+  }
+  const Measured measured = store->Read(kEntries, sizes, costs, 1);
+  CHECK(!measured.lacking);
+  CHECK_EQ(measured.end, 1000);
+  CHECK_EQ(measured.round, 50);
+  // Costs of another number of sizes do not count; nothing was probed.
+  CHECK(store->Read(kEntries, sizes, {100}, 1).unprobed);
 }
 
 int main(int argc, char** argv) { return testing::Main(argc, argv); }

@@ -78,8 +78,12 @@ void TimesStore::AddRecord(const BatchTimes& times, Nanos cpu) {
   record.cpu = cpu - last_->cpu;
   for (const Nanos submitted : times.submitted_)
     record.ready.push_back(std::max<Nanos>(0, submitted - last_->end));
+  // Groups run one at a time, in the order in which they become ready: not always that of the plan.
+  std::vector<Nanos> ends{last_->end};
+  for (const core::GroupTimes& ran : times.groups_) ends.push_back(ran.end);
+  std::sort(ends.begin(), ends.end());
+  record.end = ends.back() - last_->end;
   int place = 0;
-  Nanos before = last_->end;
   for (size_t g = 0; g < form.arrangement->group_ends.size(); ++g) {
     const core::GroupTimes& ran = times.groups_[form.extra + g];
     Nanos ready = 0;
@@ -88,10 +92,11 @@ void TimesStore::AddRecord(const BatchTimes& times, Nanos cpu) {
       ready = std::max(ready, times.submitted_[form.arrangement->order[place]]);
       nbytes += WireNbytes(form.spec->entries[form.extra + place]);
     }
+    const auto after = std::upper_bound(ends.begin(), ends.end(), ran.start);
+    const Nanos before = after == ends.begin() ? ends.front() : *(after - 1);
     record.round.push_back(std::max<Nanos>(0, ran.start - std::max(ready, before)));
     record.nbytes.push_back(nbytes);
     record.groups.push_back({ran.start - last_->end, ran.end - last_->end});
-    before = ran.end;
   }
   records_.push_back(std::move(record));
   if (records_.size() > most_) records_.pop_front();
@@ -157,7 +162,8 @@ Measured TimesStore::Read(int entries, const std::vector<int64_t>& probe_sizes,
                           const std::vector<Nanos>& known, double cores) const {
   std::lock_guard<std::mutex> lock(mutex_);
   Measured measured;
-  const std::vector<Nanos>& costs = known.empty() ? probed_ : known;
+  // Where shapes vary, they may hold for another number of sizes.
+  const std::vector<Nanos>& costs = known.size() == probe_sizes.size() ? known : probed_;
   measured.unprobed = costs.size() != probe_sizes.size();
   measured.costs = measured.unprobed ? std::vector<Nanos>(probe_sizes.size(), 0) : costs;
   measured.ready.assign(entries, 0);
@@ -172,7 +178,7 @@ Measured TimesStore::Read(int entries, const std::vector<int64_t>& probe_sizes,
   };
   for (int i = 0; i < entries; ++i)
     measured.ready[i] = median_of([i](const Record& record) { return record.ready[i]; });
-  measured.end = median_of([](const Record& record) { return record.groups.back().end; });
+  measured.end = median_of([](const Record& record) { return record.end; });
   const Nanos cpu = median_of([](const Record& record) { return record.cpu; });
   measured.busy_permille = static_cast<int64_t>(1000.0 * static_cast<double>(cpu) /
                                                 (cores * static_cast<double>(measured.end + 1)));

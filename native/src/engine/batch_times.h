@@ -65,6 +65,7 @@ class TimesStore {
     std::vector<core::GroupTimes> groups;  // without the engine's own
     std::vector<int64_t> nbytes;           // of these
     std::vector<Nanos> round;              // by group: from ready here to the start
+    Nanos end = 0;                         // of the group that ended last
     Nanos cpu = 0;                         // of this process
   };
   void AddProbes(const BatchTimes& times);
