@@ -87,6 +87,7 @@ class Search {
     const State* best = nullptr;
     for (const State& state : states[m_])
       if (!best || Before(state, *best)) best = &state;
+    if (!best) return {ends_.back()};  // Thin has dropped the few that led here in time
     std::vector<int> group_ends;
     int at = m_;
     while (best->unit >= 0) {
