@@ -120,11 +120,16 @@ class Handle {
     py::gil_scoped_release release;
     batch_ = engine->Open(spec_);
     launched_ = true;
+    size_t given = 0;
     try {
-      for (size_t i = 0; i < submissions_.size(); ++i) {
-        engine->SubmitAndStep(batch_, static_cast<int>(i), std::move(submissions_[i]));
+      for (; given < submissions_.size(); ++given) {
+        engine->SubmitAndStep(batch_, static_cast<int>(given), std::move(submissions_[given]));
       }
     } catch (const Error& error) {  // an argument: the peers must not wait for the rest
+      {
+        std::lock_guard<std::mutex> lock(flight_->mutex);
+        flight_->left -= submissions_.size() - given;  // which nobody will finish
+      }
       engine->Abandon(batch_, error.what());
       throw;
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -187,6 +190,17 @@ def test_splits_that_do_not_fit_on_one_rank(rank, size) -> None:
     works(size)
     result, _ = gr.alltoall(np.arange(size), [1] * size, name="one")
     same(result, np.full(size, rank))
+
+
+def test_what_was_refused_is_let_go(rank, size) -> None:
+    array = np.zeros((4, 2))
+    alive = weakref.ref(array)
+    with pytest.raises(gr.InvalidArgument):
+        gr.alltoall(array, [5], name="refused")
+    del array
+    works(size)
+    gc.collect()
+    assert alive() is None
 
 
 def test_splits_of_another_kind(rank, size) -> None:

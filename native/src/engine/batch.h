@@ -18,7 +18,7 @@ namespace gradred::engine {
 
 class BatchTimes;
 
-// Runs `done` callbacks, one after the other, on a thread of its own.
+// Runs `done` callbacks; those of one batch may run in several threads at once.
 class Completions;
 
 // Each group goes through filling -> ready (all members submitted) -> running (handed to the data
