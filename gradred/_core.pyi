@@ -83,6 +83,23 @@ def run(
     splits: Sequence[Sequence[int] | None] = ...,
     outputs: Sequence[np.ndarray | None] = ...,
 ) -> list[_Result]: ...
+
+class Spec:
+    """What a call asks for, apart from its tensors; may be used again."""
+
+    def __init__(
+        self,
+        name: str,
+        process_set: int,
+        entries: list[_Entry],
+        group_ends: Sequence[int],
+    ) -> None: ...
+
+def run_spec(
+    spec: Spec,
+    inputs: Sequence[np.ndarray | None],
+    outputs: Sequence[np.ndarray | None],
+) -> list[_Result]: ...
 def timeline_now() -> int: ...
 def timeline_start(
     path: str,

@@ -25,6 +25,8 @@ DTYPES = (
     "float32",
     "float64",
 )
+# Those that NumPy has, in the machine's byte order.
+_NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
 _HOST = (1, 3)  # DLPack: CPU, and host memory pinned for CUDA
 
 
@@ -57,6 +59,8 @@ def as_input(value: Any, what: str) -> Input:
         InvalidArgument: an element type without a reduction. ``what`` names the call.
         Unsupported: a tensor that is not in host memory.
     """
+    if type(value) is np.ndarray and (known := _NAMES.get(value.dtype)) is not None:
+        return Input(_contiguous(value), known)
     if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
         return _from_dlpack(value, what)
     array = np.asarray(value)

@@ -15,6 +15,7 @@ ranks that come from different lines need a name.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -254,6 +255,8 @@ def _reduce(
     if wire not in _WIRES:
         raise InvalidArgument(f"{what}: wire={wire!r}: expected one of {', '.join(_WIRES)}")
     for label, factor in zip(("prescale_factor", "postscale_factor"), factors, strict=True):
+        if type(factor) is float and math.isfinite(factor):
+            continue
         if not isinstance(factor, (int, float, np.number)) or not np.isfinite(factor):
             raise InvalidArgument(f"{what}: {label}={factor!r}: expected a finite number")
     if not isinstance(process_set, ProcessSet):
@@ -267,24 +270,45 @@ def _reduce(
     if not values:
         return []
     domain = name or _unnamed(operation, values, number)
-    entries = []
-    for position, value in enumerate(values):
-        label = domain if len(values) == 1 else f"{domain}/{position}"
-        kind = "reducescatter" if scatter else "allreduce"
-        entry = _entry(kind, label, value.dtype, value.array.shape)
-        entry["reduce_op"] = reduce_op
-        entry["prescale"], entry["postscale"] = map(float, factors)
-        if wire != "none" and value.dtype in ("float32", "float64"):
-            entry["wire"] = wire
-        entries.append(entry)
-    inputs = [value.array for value in values]
-    results = core.run(domain, number, entries, [], inputs, outputs=outputs)
+    kind = "reducescatter" if scatter else "allreduce"
+    key = (domain, number, kind, reduce_op, factors, wire)
+    spec = _spec((*key, *((value.dtype, value.array.shape) for value in values)))
+    results = core.run_spec(spec, [value.array for value in values], outputs)
     if out is not None:
         return [out]
     return [
         value.result(_present(result))
         for value, (result, _, _) in zip(values, results, strict=True)
     ]
+
+
+# Calls in a loop make the same spec again and again, and the ranks agree faster on a known one.
+_specs: dict[tuple[Any, ...], core.Spec] = {}
+_MOST_SPECS = 1024
+
+
+def _spec(key: tuple[Any, ...]) -> core.Spec:
+    """The spec of a reduction.
+
+    key: name, process set, operation, reduction, factors, wire, and of each tensor dtype and shape.
+    """
+    spec = _specs.get(key)
+    if spec is not None:
+        return spec
+    domain, number, kind, reduce_op, factors, wire, *tensors = key
+    entries = []
+    for position, (dtype, shape) in enumerate(tensors):
+        label = domain if len(tensors) == 1 else f"{domain}/{position}"
+        entry = _entry(kind, label, dtype, shape)
+        entry["reduce_op"] = reduce_op
+        entry["prescale"], entry["postscale"] = map(float, factors)
+        if wire != "none" and dtype in ("float32", "float64"):
+            entry["wire"] = wire
+        entries.append(entry)
+    if len(_specs) >= _MOST_SPECS:
+        _specs.clear()
+    spec = _specs[key] = core.Spec(domain, number, entries, [])
+    return spec
 
 
 def _allgather(

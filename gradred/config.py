@@ -193,7 +193,7 @@ class Settings:
         30.0,
         "float",
         "rank",
-        "end gradred on all ranks when a group is not done so long, and 0.1 s a MB, after it began",
+        "end gradred on all ranks when a group is not done and nothing has moved for so long",
         low=0.1,
         high=1e8,
     )

@@ -113,8 +113,8 @@ class Handle {
     }
   }
 
-  // Gives the batch to the engine; does not wait. Once.
-  void Launch() {
+  // Gives the batch to the engine; does not wait. Once. `then` is of the last tensor.
+  void Launch(engine::Then then) {
     const auto engine = engine::Global();
     engine_ = engine;
     py::gil_scoped_release release;
@@ -123,7 +123,9 @@ class Handle {
     size_t given = 0;
     try {
       for (; given < submissions_.size(); ++given) {
-        engine->SubmitAndStep(batch_, static_cast<int>(given), std::move(submissions_[given]));
+        const bool last = given + 1 == submissions_.size();
+        engine->Submit(batch_, static_cast<int>(given), std::move(submissions_[given]),
+                       last ? then : engine::Then::kStep);
       }
     } catch (const Error& error) {  // an argument: the peers must not wait for the rest
       {
@@ -241,22 +243,25 @@ class Handle {
 
 using Splits = std::vector<std::optional<std::vector<int64_t>>>;
 
+std::unique_ptr<Handle> Make(const std::string& name, int process_set, const py::list& entries,
+                             std::vector<int> group_ends, std::vector<py::object> inputs,
+                             Splits splits, std::vector<py::object> outputs) {
+  FreeOrphans();
+  return std::make_unique<Handle>(MakeSpec(name, process_set, entries, std::move(group_ends)),
+                                  std::move(inputs), std::move(splits), std::move(outputs));
+}
+
 std::unique_ptr<Handle> Start(const std::string& name, int process_set, const py::list& entries,
                               std::vector<int> group_ends, std::vector<py::object> inputs,
                               Splits splits, std::vector<py::object> outputs) {
-  FreeOrphans();
-  auto handle =
-      std::make_unique<Handle>(MakeSpec(name, process_set, entries, std::move(group_ends)),
-                               std::move(inputs), std::move(splits), std::move(outputs));
-  handle->Launch();
+  auto handle = Make(name, process_set, entries, std::move(group_ends), std::move(inputs),
+                     std::move(splits), std::move(outputs));
+  handle->Launch(engine::Then::kStep);
   return handle;
 }
 
-py::list Run(const std::string& name, int process_set, const py::list& entries,
-             std::vector<int> group_ends, std::vector<py::object> inputs, Splits splits,
-             std::vector<py::object> outputs) {
-  const auto handle = Start(name, process_set, entries, std::move(group_ends), std::move(inputs),
-                            std::move(splits), std::move(outputs));
+py::list LaunchAndWait(std::unique_ptr<Handle> handle) {
+  handle->Launch(engine::Then::kWait);
   try {
     return handle->Wait(std::nullopt);
   } catch (
@@ -264,6 +269,26 @@ py::list Run(const std::string& name, int process_set, const py::list& entries,
     handle->Abandon(py::str(error.type().attr("__name__")).cast<std::string>() + " while waiting");
     throw;
   }
+}
+
+py::list Run(const std::string& name, int process_set, const py::list& entries,
+             std::vector<int> group_ends, std::vector<py::object> inputs, Splits splits,
+             std::vector<py::object> outputs) {
+  return LaunchAndWait(Make(name, process_set, entries, std::move(group_ends), std::move(inputs),
+                            std::move(splits), std::move(outputs)));
+}
+
+// What a call asks for, apart from its tensors. Kept by callers that make the same call again: the
+// engine then has its plan, and the ranks have agreed on it.
+struct Spec {
+  DomainSpecPtr spec;
+};
+
+py::list RunSpec(const Spec& spec, std::vector<py::object> inputs,
+                 std::vector<py::object> outputs) {
+  FreeOrphans();
+  return LaunchAndWait(
+      std::make_unique<Handle>(spec.spec, std::move(inputs), Splits{}, std::move(outputs)));
 }
 
 }  // namespace
@@ -280,6 +305,13 @@ void BindHandle(py::module_& m) {
   };
   arguments("start", &Start);
   arguments("run", &Run);
+  py::class_<Spec>(m, "Spec").def(
+      py::init([](const std::string& name, int process_set, const py::list& entries,
+                  std::vector<int> group_ends) {
+        return Spec{MakeSpec(name, process_set, entries, std::move(group_ends))};
+      }),
+      py::arg("name"), py::arg("process_set"), py::arg("entries"), py::arg("group_ends"));
+  m.def("run_spec", &RunSpec, py::arg("spec"), py::arg("inputs"), py::arg("outputs"));
 }
 
 }  // namespace gradred::bindings

@@ -82,7 +82,8 @@ void Call::Submit(int position, Staged staged) {
   engine::OpenBatchPtr batch;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    ThrowIfError(failure_);  // first: where it made a Submit fail, the call has been given up by that
+    ThrowIfError(
+        failure_);  // first: where it made a Submit fail, the call has been given up by that
     if (!abandoned_.empty()) throw Error(Kind::kAbandoned, abandoned_);
     members_[position].staged = std::move(staged);
     members_[position].submitted = true;
@@ -96,7 +97,8 @@ void Call::Submit(int position, Staged staged) {
     batch = batch_;
   }
   if (engine == nullptr) throw Error(Kind::kNotInitialized, "the engine was shut down");
-  for (auto& [at, submission] : ready) engine->SubmitAndStep(batch, at, std::move(submission));
+  for (auto& [at, submission] : ready)
+    engine->Submit(batch, at, std::move(submission), engine::Then::kStep);
 }
 
 void Call::Wait(Waiter waiter) {

@@ -143,7 +143,9 @@ void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   const int n = static_cast<int>(spec->entries.size());
   for (int i = 0; i < n; ++i)
     submissions.push_back(run->SubmissionOf(run, i, k->absent.count(i) > 0));
-  for (int i = 0; i < n; ++i) engine->SubmitAndStep(batch, i, std::move(submissions[i]));
+  for (int i = 0; i < n; ++i)
+    engine->Submit(batch, i, std::move(submissions[i]),
+                   i + 1 < n ? engine::Then::kStep : engine::Then::kWait);
   engine->StepUntil([&run] { return run->Finished(); });
 }
 

@@ -17,8 +17,6 @@ namespace {
 constexpr int64_t kSmallNbytes = 32 << 10;
 // How long that thread stays with it. The others have heard of it too, so their messages are near.
 constexpr Nanos kServe = 20 * kMicrosecond;
-// What even a slow network moves; bounds how long a group may take before it counts as stuck.
-constexpr double kSlowestBytesPerNano = 0.01;
 
 bool IsSmall(const RunItem& item) {
   const GroupPlan& group = PlanOf(*item.spec)->groups[item.group];
@@ -150,13 +148,17 @@ bool DataLoop::Advance(int id, Set* set) {
     set->running_batch.reset();
     return true;
   }
-  const Nanos allowed =
-      transport_timeout_ + static_cast<Nanos>(set->run->nbytes / kSlowestBytesPerNano);
-  if (Now() - set->run->started > allowed)
+  const Nanos now = Now();
+  if (const int64_t nbytes = transport_.moved_nbytes(); nbytes != moved_nbytes_) {
+    moved_nbytes_ = nbytes;
+    moved_at_ = now;
+  }
+  const Nanos still = now - std::max(set->run->started, moved_at_);
+  if (still > transport_timeout_)
     throw Error(Kind::kTransportError, "a group of " + std::to_string(set->run->nbytes) +
                                            " bytes that all ranks agreed to reduce (process set " +
-                                           std::to_string(id) + ") has not finished for " +
-                                           std::to_string((Now() - set->run->started) / kSecond) +
+                                           std::to_string(id) + ") is not finished, and nothing " +
+                                           "has moved for " + std::to_string(still / kSecond) +
                                            " s");
   return moved;
 }

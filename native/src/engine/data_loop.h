@@ -70,6 +70,8 @@ class DataLoop final : public Loop {
   bool stopping_ = false;
   Status cause_;
   std::map<int, Set> sets_;
+  int64_t moved_nbytes_ = 0;  // of the transport, when seen last
+  Nanos moved_at_ = 0;        // when it was seen to grow
   std::thread thread_;
 };
 

@@ -24,8 +24,10 @@ constexpr int kMostSets = comm::kChannels / comm::kChannelsPerSet - 1;
 
 // Of the control loop in a caller's hands: a round that the others have entered, and the next.
 constexpr int kMostSteps = 8;
-// How long a caller that waits goes on stepping when nothing moves.
-constexpr Nanos kPatience = 50 * kMicrosecond;
+// How long a caller that waits goes on stepping when nothing moves; where each rank has a core, the
+// first part of that without offering it to others.
+constexpr Nanos kSpin = 10 * kMicrosecond;
+constexpr Nanos kPatience = 100 * kMicrosecond;
 
 // A value that one thread waits for and another gives.
 template <class T>
@@ -128,14 +130,13 @@ class Engine::Impl final : public BatchRunner {
     return batch;
   }
 
-  void Submit(const OpenBatchPtr& batch, int position, Submission submission) {
-    if (Offer(batch, position, std::move(submission))) control_->Call();
-  }
-
-  void SubmitAndStep(const OpenBatchPtr& batch, int position, Submission submission) {
+  void Submit(const OpenBatchPtr& batch, int position, Submission submission, Then then) {
+    if (then == Then::kLeave || Completions::InCallback()) {
+      if (Offer(batch, position, std::move(submission))) control_->Call();
+      return;
+    }
     Completions::Scope callbacks(completions_.get());
-    if (!Offer(batch, position, std::move(submission))) return;
-    if (Completions::InCallback()) return control_->Call();
+    if (!Offer(batch, position, std::move(submission)) || then == Then::kWait) return;
     {
       Loop::Session control(control_.get());
       if (!control) return;  // who has it looks into the inbox afterwards
@@ -160,9 +161,11 @@ class Engine::Impl final : public BatchRunner {
     for (Nanos now = start; now - moved < kPatience && now - start < longest;) {
       control.Retake();
       data.Retake();
-      if (control.Step() | data.Step()) {
-        now = moved = Now();
-      } else {
+      const bool any = control.Step() | data.Step();
+      now = Now();
+      if (any) {
+        moved = now;
+      } else if (now - moved > spin_) {
         sched_yield();
         const Nanos after = Now();
         // The core was somebody else's for a while: whoever computes there needs it more.
@@ -304,6 +307,7 @@ class Engine::Impl final : public BatchRunner {
 
   std::unique_ptr<comm::World> world_;
   const EngineOptions options_;
+  const Nanos spin_ = CoresOfRank(world_->topology().local_size) >= 1 ? kSpin : 0;
   const std::shared_ptr<MetricsStore> metrics_ = std::make_shared<MetricsStore>();
   const std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();
   SlotTable slots_;
@@ -395,11 +399,8 @@ Engine::~Engine() {
 const comm::Topology& Engine::topology() const { return impl_->world_->topology(); }
 comm::World& Engine::world() { return *impl_->world_; }
 OpenBatchPtr Engine::Open(const DomainSpecPtr& spec) { return impl_->Open(spec); }
-void Engine::Submit(const OpenBatchPtr& batch, int position, Submission submission) {
-  impl_->Submit(batch, position, std::move(submission));
-}
-void Engine::SubmitAndStep(const OpenBatchPtr& batch, int position, Submission submission) {
-  impl_->SubmitAndStep(batch, position, std::move(submission));
+void Engine::Submit(const OpenBatchPtr& batch, int position, Submission submission, Then then) {
+  impl_->Submit(batch, position, std::move(submission), then);
 }
 void Engine::StepUntil(const std::function<bool()>& done, Nanos longest) {
   if (getpid() == pid_) impl_->StepUntil(done, longest);  // a forked child must not move the parent
@@ -459,7 +460,8 @@ std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec,
       lock.unlock();
       if (last) shared->all.Set(true);
     };
-    SubmitAndStep(batch, static_cast<int>(i), std::move(submissions[i]));
+    Submit(batch, static_cast<int>(i), std::move(submissions[i]),
+           i + 1 < submissions.size() ? Then::kStep : Then::kWait);
   }
   StepUntil([&] { return shared->all.IsSet(); });
   shared->all.Wait();

@@ -29,14 +29,14 @@ struct Metrics {
   int64_t batches = 0, groups = 0, entries = 0;
   int64_t bytes = 0;  // of tensors, once each
   int64_t rounds = 0, empty_rounds = 0, unions = 0;
-  int64_t non_finite = 0;  // groups' elements that were infinite or NaN when packed, summed over
-                           // ranks (of a reducescatter: on this rank)
+  int64_t non_finite = 0;     // groups' elements that were infinite or NaN when packed, summed over
+                              // ranks (of a reducescatter: on this rank)
   int64_t saturated = 0;      // finite elements that the wire dtype turned infinite, as above
   int64_t partly_absent = 0;  // members present on some ranks only
   int64_t abandoned = 0;
-  int64_t plan_changes = 0;  // of planned domains, after measurements
+  int64_t plan_changes = 0;   // of planned domains, after measurements
   int64_t network_bytes = 0;  // of tensors' messages sent to other nodes
-  double wait_s = 0;         // sum over batches: last local submit to last result
+  double wait_s = 0;          // sum over batches: last local submit to last result
   double last_wait_s = 0;
   double communication_s = 0;  // data loop busy with groups
   int64_t packed_early = 0;    // members packed by the thread that submitted them
@@ -49,6 +49,13 @@ struct Metrics {
 class OpenBatch;  // one pass over a domain, on this rank, as its caller sees it
 using OpenBatchPtr = std::shared_ptr<OpenBatch>;
 struct PlanReport;  // engine/plan_report.h
+
+// Who goes on when a submission has completed a group.
+enum class Then {
+  kLeave,  // the engine's threads; the caller may hold locks
+  kStep,   // this thread does what can be done at once, instead of waking another
+  kWait,   // the caller calls StepUntil next, which does it
+};
 
 class Engine {
  public:
@@ -69,11 +76,10 @@ class Engine {
   OpenBatchPtr Open(const DomainSpecPtr& spec);
   // Does not wait and does not throw for failures of the engine: those reach `done`.
   // kInvalidArgument when the position was submitted already.
-  void Submit(const OpenBatchPtr& batch, int position, Submission submission);
-  // The same for a caller that holds no lock: if the submission completes a group, this thread does
-  // what can be done for it at once, instead of waking an engine thread. Callbacks of any batch may
-  // run before it returns.
-  void SubmitAndStep(const OpenBatchPtr& batch, int position, Submission submission);
+  // With kStep and kWait the caller holds no lock: callbacks of any batch may run before it
+  // returns.
+  void Submit(const OpenBatchPtr& batch, int position, Submission submission,
+              Then then = Then::kLeave);
   // For a caller that waits for a result and holds no lock: moves the engine on in this thread
   // until `done`, or until nothing has moved for a while, or for `longest`; the engine's threads
   // then go on by themselves. Callbacks of any batch may run here. Not from a callback: there it

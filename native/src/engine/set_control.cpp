@@ -112,11 +112,13 @@ void SetControl::Abandon(const BatchPtr& batch, const std::string& reason) {
 
 void SetControl::Join(std::function<void(int)> done) {
   joined_ = std::move(done);
+  join_since_ = Now();
   Drain();
 }
 
 void SetControl::Shutdown(const std::string& reason) {
   shutdown_asked_ = true;
+  shutdown_since_ = Now();
   FailHeld(kShutDown);
   Enqueue(core::Shutdown{reason});
   Drain();
@@ -208,6 +210,7 @@ void SetControl::Perform(const core::Action& action) {
     const auto done = std::move(joined_);
     joined_ = nullptr;
     join_started_ = false;
+    join_since_ = 0;
     OpenHeld();
     done(members_[joined->last_rank]);
   } else if (std::get_if<core::AllShutDown>(&action)) {
@@ -292,6 +295,9 @@ std::vector<SetControl::Waiting> SetControl::WaitingGroups() const {
     }
     all.push_back(std::move(waiting));
   }
+  if (join_since_ > 0 && !shutdown_asked_) all.push_back({"", kJoin, join_since_, "join()"});
+  if (shutdown_since_ > 0 && !shut_down_)
+    all.push_back({"", kShutdown, shutdown_since_, "shutdown()"});
   std::sort(all.begin(), all.end(),
             [](const Waiting& a, const Waiting& b) { return a.since < b.since; });
   return all;

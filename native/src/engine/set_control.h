@@ -44,7 +44,9 @@ class SetControl {
   void Leak();
 
   // For stall reports. Groups that are complete here and have waited since `since` or longer, the
-  // oldest of each domain.
+  // oldest of each domain; and a join or shutdown that the others have not come to, as groups of a
+  // domain without a name.
+  static constexpr int kJoin = -1, kShutdown = -2;
   struct Waiting {
     std::string domain;
     int group = 0;
@@ -57,8 +59,12 @@ class SetControl {
   void EachWaiting(F f) const {
     for (const auto& [domain, queue] : queues_)
       if (const int oldest = OldestReady(queue); oldest >= 0) f(queue.ready_since[oldest]);
+    if (join_since_ > 0 && !shutdown_asked_) f(join_since_);
+    if (shutdown_since_ > 0 && !shut_down_) f(shutdown_since_);
   }
   bool Lacks(const std::string& domain, int group) const {
+    if (group == kJoin) return !joined_ && !shutdown_asked_;
+    if (group == kShutdown) return !shutdown_asked_;
     return negotiator_.Lacks(domain, group);
   }
   const core::NegotiatorCounters& counters() const { return negotiator_.counters(); }
@@ -118,7 +124,8 @@ class SetControl {
   std::function<void(int)> joined_;
   bool join_started_ = false;
   std::vector<std::pair<BatchPtr, std::optional<std::string>>>
-      after_join_;  // and why given up since
+      after_join_;                             // and why given up since
+  Nanos join_since_ = 0, shutdown_since_ = 0;  // 0: not asked for
   bool shutdown_asked_ = false;
   bool shut_down_ = false;
 };

@@ -74,8 +74,8 @@ struct Result {
 // One member of a batch. `input` stays valid until `done` runs; `output` may be `input`. Where the
 // output's shape is known only at the end (allgather, alltoall, reducescatter), `allocate` is
 // called once, by whoever steps the engine, and returns its memory (null: out of memory). `done` is
-// called exactly once, without locks and outside the loops, by an engine thread or by one that is in
-// SubmitAndStep or StepUntil; it must not wait for the engine.
+// called exactly once, without locks and outside the loops, by an engine thread or by one that is
+// in Submit or StepUntil; it must not wait for the engine.
 struct Submission {
   bool absent = false;  // no tensor in this batch: counts as zeros, see Result::present. `output`,
                         // where not null, is filled.

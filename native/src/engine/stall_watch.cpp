@@ -26,12 +26,19 @@ std::string ForSeconds(Nanos t) {
 
 std::string StallWatch::Describe(const SetControl& set, const SetControl::Waiting& waiting,
                                  const Stall& stall, Nanos now) const {
+  const bool ends = waiting.group < 0;
   std::string text = "rank " + std::to_string(rank_) + " has waited " +
-                     ForSeconds(now - waiting.since) + " for " + waiting.tensors + " (group " +
-                     std::to_string(waiting.group) + " of '" + waiting.domain + "', process set " +
-                     std::to_string(set.id()) + "): ";
-  if (stall.lacking.empty()) return text + "no rank answered that it lacks them";
-  text += stall.lacking.size() == 1 ? "not submitted by rank " : "not submitted by ranks ";
+                     ForSeconds(now - waiting.since) + (ends ? " in " : " for ") + waiting.tensors;
+  if (ends)
+    text += ": ";
+  else
+    text += " (group " + std::to_string(waiting.group) + " of '" + waiting.domain +
+            "', process set " + std::to_string(set.id()) + "): ";
+  if (stall.lacking.empty())
+    return text + (ends ? "no rank answered that it has not called it"
+                        : "no rank answered that it lacks them");
+  text += ends ? "not called by rank" : "not submitted by rank";
+  text += stall.lacking.size() == 1 ? " " : "s ";
   bool first = true;
   for (const auto& [rank, oldest] : stall.lacking) {
     text += (first ? "" : ", ") + std::to_string(rank);
@@ -48,6 +55,9 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
   std::optional<Status> failure;
   for (const auto& set : sets) {
     for (const SetControl::Waiting& waiting : set->WaitingGroups()) {
+      const bool ends = waiting.group < 0;
+      if (ends && set->id() != 0)
+        continue;  // a join is of set 0, and one word of a shutdown enough
       const Key key{set->id(), waiting.domain};
       Stall& stall = still[key];
       const auto old = stalls_.find(key);
@@ -65,14 +75,13 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
         side_->Ask({rank_, set->id(), waiting.group, waiting.domain});
       };
       if (warn_ > 0 && age >= warn_ - kAhead) ask(&stall.asked_warn);
-      if (fail_ > 0 && age >= fail_ - kAhead) ask(&stall.asked_fail);
+      if (fail_ > 0 && !ends && age >= fail_ - kAhead) ask(&stall.asked_fail);
       if (warn_ > 0 && age >= warn_ && !stall.warned) {
         stall.warned = true;
-        if (!stall.asked_by_peer)
-          Report(Describe(*set, waiting, stall, now));
+        if (!stall.asked_by_peer) Report(Describe(*set, waiting, stall, now));
         stall.asked_by_peer = false;
       }
-      if (fail_ > 0 && age >= fail_ && !failure)
+      if (fail_ > 0 && !ends && age >= fail_ && !failure)
         failure = Status(Kind::kTimeout, Describe(*set, waiting, stall, now) +
                                              "; the stall limit is " + ForSeconds(fail_));
     }
