@@ -24,10 +24,12 @@ constexpr int kMostSets = comm::kChannels / comm::kChannelsPerSet - 1;
 
 // Of the control loop in a caller's hands: a round that the others have entered, and the next.
 constexpr int kMostSteps = 8;
-// How long a caller that waits goes on stepping when nothing moves; where each rank has a core, the
-// first part of that without offering it to others.
-constexpr Nanos kSpin = 10 * kMicrosecond;
-constexpr Nanos kPatience = 100 * kMicrosecond;
+// How long a caller that waits goes on stepping when nothing moves; the first part of that without
+// offering its core to others.
+constexpr Nanos kSpin = 10 * kMicrosecond, kPatience = 100 * kMicrosecond;
+// Where ranks outnumber cores, it offers the core after each step, and time says nothing: the
+// others need theirs. Then this many steps.
+constexpr int kMostStill = 8;
 
 // A value that one thread waits for and another gives.
 template <class T>
@@ -158,19 +160,17 @@ class Engine::Impl final : public BatchRunner {
     Loop::Session control(control_.get()), data(&data_);
     const Nanos start = Now();
     Nanos moved = start;
-    for (Nanos now = start; now - moved < kPatience && now - start < longest;) {
+    int still = 0;  // steps since then
+    for (Nanos now = start; now - start < longest; now = Now()) {
+      if (crowded_ ? still > kMostStill : now - moved > kPatience) return;
       control.Retake();
       data.Retake();
-      const bool any = control.Step() | data.Step();
-      now = Now();
-      if (any) {
-        moved = now;
-      } else if (now - moved > spin_) {
-        sched_yield();
-        const Nanos after = Now();
-        // The core was somebody else's for a while: whoever computes there needs it more.
-        if (after - now > kPatience) return;
-        now = after;
+      if (control.Step() | data.Step()) {
+        moved = Now();
+        still = 0;
+      } else {
+        ++still;
+        if (crowded_ || now - moved > kSpin) sched_yield();
       }
       if (!callbacks->empty()) {
         control.Release();
@@ -307,7 +307,7 @@ class Engine::Impl final : public BatchRunner {
 
   std::unique_ptr<comm::World> world_;
   const EngineOptions options_;
-  const Nanos spin_ = CoresOfRank(world_->topology().local_size) >= 1 ? kSpin : 0;
+  const bool crowded_ = CoresOfRank(world_->topology().local_size) < 1;
   const std::shared_ptr<MetricsStore> metrics_ = std::make_shared<MetricsStore>();
   const std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();
   SlotTable slots_;
