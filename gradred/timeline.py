@@ -84,7 +84,7 @@ def _start(path: str, mark_cycles: bool, chunks: bool, *, every_rank: bool) -> l
         return problems
     origin, offset, uncertainty = _clock_of_rank_0([r["clock"] for r in ranks])
     if mine["problem"]:
-        return [mine["problem"]]
+        return [str(mine["problem"])]
     host = socket.gethostname()
     core.timeline_start(
         file, rank, core.size(), host, origin, offset, uncertainty, mark_cycles, chunks

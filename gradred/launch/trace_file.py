@@ -43,7 +43,8 @@ def read(path: str) -> Trace:
         data = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    metadata, events = [], []
+    metadata: list[Event] = []
+    events: list[Event] = []
     complete, cut = data.endswith(b"\n]"), 0
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):

@@ -106,8 +106,8 @@ class Span {
   Record record_;
 };
 
-// The same for a piece of a group's way, of which there may be hundreds in a step: the time is added
-// up, and written piece by piece only if asked for.
+// The same for a piece of a group's way, of which there may be hundreds in a step: the time is
+// added up, and written piece by piece only if asked for.
 class ChunkSpan {
  public:
   ChunkSpan(Work work, int64_t nbytes)
