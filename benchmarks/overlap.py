@@ -16,7 +16,7 @@ from typing import Any
 
 from bench import chart
 from bench.job import Job, Jobs, alternate
-from bench.measure import Figures, slowest, summarize
+from bench.measure import SETTLE_STEPS, Figures, slowest, summarize
 from bench.report import Report, Target, arguments, table, time_text
 
 import gradred.grouping
@@ -71,7 +71,7 @@ class Bench:
     ) -> dict[str, Figures]:
         """Figures of all programs, alternating. A plan that is measured gets its steps first."""
         for name, program in programs.items():
-            self.block(program, 1, 30 if name == "auto" else 2)
+            self.block(program, 1, SETTLE_STEPS if name == "auto" else 2)
         found = alternate(
             list(programs),
             rounds or self.rounds,

@@ -11,7 +11,7 @@ from typing import Any
 import contestants
 from bench import chart
 from bench.job import JobError, Jobs, alternate
-from bench.measure import Figures, summarize
+from bench.measure import SETTLE_STEPS, Figures, summarize
 from bench.report import Report, Target, arguments, nbytes_text, table, time_text
 
 import gradred.config
@@ -71,7 +71,7 @@ def one(
         with jobs.turn(name) as job:
             job.call("programs.build", 300, key="step", kind="gradients", counts=counts, mode=mode)
 
-    def block(name: str) -> list[Any]:
+    def block(name: str, warmup: int = 3) -> list[Any]:
         with jobs.turn(name) as job:
             if name == "copy":
                 return job.call(
@@ -81,10 +81,13 @@ def one(
                     iterations=options.iterations,
                     warmup=2,
                 )
-            return job.call("programs.run", key="step", iterations=options.iterations, warmup=3)
+            return job.call(
+                "programs.run", 300, key="step", iterations=options.iterations, warmup=warmup
+            )
 
-    for name in names:
-        block(name)  # first agreements, buffers, measured plans
+    planned = mode == "tape" and not options.quick
+    for name in names:  # first agreements, buffers, measured plans
+        block(name, SETTLE_STEPS if planned and name in ("gradred", "timeline") else 3)
     blocks = alternate([*names, "copy"], options.rounds, block)
     for name in names:
         with jobs.turn(name) as job:

@@ -11,6 +11,7 @@ from typing import Any
 import contestants
 from bench import chart
 from bench.job import JobError, Jobs, alternate
+from bench.measure import SETTLE_STEPS
 from bench.report import Report, Target, arguments, table
 
 PEERS = {
@@ -62,6 +63,8 @@ def one(jobs: Jobs, names: list[str], network: str, options: Any) -> dict[str, l
                 "programs.run", 300, key="net", iterations=iterations, warmup=2, together=False
             )
 
+    if not options.quick and "gradred" in names:
+        block("gradred", SETTLE_STEPS)
     trial = {name: step_s(block(name, 5)) for name in names}
     wished = options.block_s or NETWORKS[network]
     iterations = max(2 if options.quick else 8, int(wished / min(trial.values())))
