@@ -6,15 +6,15 @@ python benchmarks/step.py --out benchmarks/results/step.json
 from __future__ import annotations
 
 import random
+import tempfile
 from typing import Any
 
 import contestants
+import trainers
 from bench import chart
-from bench.job import JobError, Jobs, alternate
+from bench.job import Jobs, alternate
 from bench.measure import SETTLE_STEPS, Figures, summarize
 from bench.report import Report, Target, arguments, nbytes_text, table, time_text
-
-import gradred.config
 
 MODES = ("each", "grouped", "tape")
 PEERS = {
@@ -38,25 +38,10 @@ def large(count: int = 28, total_mb: float = 224.0) -> list[int]:
     return [int(total_mb * 1e6 / 4 / count)] * count
 
 
-def start(jobs: Jobs, ranks: int, report: Report) -> list[str]:
-    """The contestants that there are, and the copy loop."""
-    peers = dict(PEERS)
-    if "GRADRED_TIMELINE" in gradred.config.table():
-        peers["timeline"] = ("gradred", {"GRADRED_TIMELINE": "/dev/null"})
-    names = []
-    for name, (library, env) in peers.items():
-        if library == "horovod" and not contestants.available("horovod"):
-            report.note(f"{name}: not installed here (make peers)")
-            continue
-        jobs.start(name, ranks, env)
-        try:
-            with jobs.turn(name) as job:
-                job.call("programs.begin", library=library)
-        except JobError as error:
-            report.note(f"{name}: does not start: {error}")
-            jobs.end(name)
-            continue
-        names.append(name)
+def start(jobs: Jobs, ranks: int, report: Report, folder: str) -> list[str]:
+    """The contestants that there are, and the copy loop. folder: for timelines."""
+    timeline = {"timeline": ("gradred", {"GRADRED_TIMELINE": f"{folder}/timeline"})}
+    names = trainers.start(jobs, {**PEERS, **timeline}, ranks, report)
     jobs.start("copy", ranks, launcher="local")
     with jobs.turn("copy") as job:
         job.call("contestants.begin", kind="copy")
@@ -133,8 +118,8 @@ def main(argv: list[str] | None = None) -> None:
         sets = {"8 gradients": many(8, 1.0)}
     report = Report("step", dict(vars(options)))
     bars: dict[str, float] = {}
-    with Jobs() as jobs:
-        names = start(jobs, options.ranks, report)
+    with tempfile.TemporaryDirectory() as folder, Jobs() as jobs:
+        names = start(jobs, options.ranks, report, folder)
         for what, counts in sets.items():
             nbytes = 4 * sum(counts)
             with jobs.turn("copy") as job:

@@ -9,8 +9,9 @@ import statistics
 from typing import Any
 
 import contestants
+import trainers
 from bench import chart
-from bench.job import JobError, Jobs, alternate
+from bench.job import Jobs, alternate
 from bench.measure import SETTLE_STEPS
 from bench.report import Report, Target, arguments, table
 
@@ -23,24 +24,6 @@ PEERS = {
 }
 # Seconds that one block of steps should take.
 NETWORKS = {"dense": 0.5, "wide": 2.0, "diffraction": 1.0}
-
-
-def start(jobs: Jobs, ranks: int, report: Report) -> list[str]:
-    names = []
-    for name, (library, env) in PEERS.items():
-        if library == "horovod" and not contestants.available("horovod"):
-            report.note(f"{name}: not installed here (make peers)")
-            continue
-        jobs.start(name, ranks, env, "local" if library == "none" else "auto")
-        try:
-            with jobs.turn(name) as job:
-                job.call("programs.begin", library=library)
-        except JobError as error:
-            report.note(f"{name}: does not start: {error}")
-            jobs.end(name)
-            continue
-        names.append(name)
-    return names
 
 
 def step_s(block: list[Any]) -> float:
@@ -132,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     report = Report("train", dict(vars(options)))
     bars: dict[str, float] = {}
     with Jobs() as jobs:
-        names = start(jobs, options.ranks, report)
+        names = trainers.start(jobs, PEERS, options.ranks, report)
         for network in options.networks.split(","):
             with jobs.turn("independent") as job:
                 facts = job.call("programs.network_facts", name=network)[0]
