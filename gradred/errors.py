@@ -19,6 +19,7 @@ from typing import ClassVar
 __all__ = [
     "Abandoned",
     "Error",
+    "HorovodInternalError",
     "Internal",
     "InvalidArgument",
     "Mismatch",
@@ -49,11 +50,21 @@ class NotInitialized(Error, ValueError):
     """There is no engine: before ``init()``, after ``shutdown()``, or in a forked child."""
 
 
+class HorovodInternalError(Error):
+    """Horovod's name for a collective that failed, and not by this rank's own call.
+
+    The base of Abandoned, after which gradred goes on, and of the engine errors, after which the
+    job has to be started again.
+    """
+
+    kind: ClassVar[str] = "Error"
+
+
 class Mismatch(Error):
     """Ranks disagree: on a shape, dtype, operation, name or setting. Reads alike on all of them."""
 
 
-class Abandoned(Error):
+class Abandoned(HorovodInternalError):
     """Another rank gave up: an operation failed there, it raised, or it shut down."""
 
 
@@ -61,17 +72,17 @@ class Unsupported(Error):
     """Not available for this dtype, device, library or system. Ends gradred if a group runs."""
 
 
-class Timeout(Error, TimeoutError):
+class Timeout(HorovodInternalError, TimeoutError):
     """A time limit passed: of ``init()``, or of a stall where one is set."""
 
 
-class PeerLost(Error, ConnectionError):
+class PeerLost(HorovodInternalError, ConnectionError):
     """The process of another rank ended without saying good-bye."""
 
 
-class TransportError(Error, ConnectionError):
+class TransportError(HorovodInternalError, ConnectionError):
     """Agreed work does not move, or what moved makes no sense."""
 
 
-class Internal(Error):
+class Internal(HorovodInternalError):
     """A fault in gradred itself, or an operation whose domain this process does not know."""

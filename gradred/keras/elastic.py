@@ -7,6 +7,7 @@ from gradred.elastic import ObjectState, run
 __all__ = [
     "CommitStateCallback",
     "KerasState",
+    "TensorFlowKerasState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "run",
@@ -14,6 +15,10 @@ __all__ = [
 
 
 class KerasState(ObjectState):
+    """Raises Unsupported."""
+
+
+class TensorFlowKerasState(ObjectState):
     """Raises Unsupported."""
 
 

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from gradred.elastic import ObjectState, State, run
+from gradred.errors import HorovodInternalError
 
-__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = [
+    "HorovodInternalError",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
 
 
 class TensorFlowState(ObjectState):

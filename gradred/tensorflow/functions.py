@@ -19,14 +19,18 @@ from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp, native_name
 from gradred.tensorflow import differentiable, graph
 from gradred.tensorflow.graph import plain_python
+from gradred.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from gradred.tensorflow.ops import Member, declare, run_members
 from gradred.tensorflow.tensors import as_reducible, as_tensor, movable
 
 __all__ = [
+    "allgather_object",
     "allreduce",
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_object",
+    "broadcast_object_fn",
     "broadcast_variables",
     "grouped_allreduce",
 ]
@@ -90,9 +94,9 @@ def grouped_allreduce(
     op: ReduceOp | int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
+    name: str | None = None,
     _kind: str = "grouped_allreduce",
 ) -> list[Any]:
     """Reduces a list of tensors as one group: all or none. Shapes, dtypes and slices may be mixed.

@@ -41,7 +41,7 @@ def test_settings_table() -> None:
 
 
 def test_each_kind_of_error_has_its_section() -> None:
-    kinds = {name for name in errors.__all__ if name != "Error"}
+    kinds = set(errors.__all__) - {"Error", "HorovodInternalError"}
     sections = set(headings(_DOCS / "errors.md"))
     assert kinds <= sections, f"no section: {sorted(kinds - sections)}"
 

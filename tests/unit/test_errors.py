@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_kinds_are_those_of_the_native_core() -> None:
     source = (ROOT / "native/src/base/status.cpp").read_text()
     native = set(re.findall(r'case Kind::k\w+:\s+return "(\w+)"', source)) - {"Ok"}
-    assert native == set(errors.__all__) - {"Error"}
+    assert native == set(errors.__all__) - {"Error", "HorovodInternalError"}
     for name in native:
         assert getattr(errors, name).kind == name
         assert getattr(gradred, name) is getattr(errors, name)
@@ -35,6 +35,28 @@ def test_usage_errors_are_value_errors() -> None:
     assert issubclass(errors.InvalidArgument, ValueError)
     assert issubclass(errors.NotInitialized, ValueError)
     assert issubclass(errors.Timeout, TimeoutError)
+
+
+def test_horovods_names() -> None:
+    from gradred.common.exceptions import (
+        HorovodInternalError,
+        HorovodVersionMismatchError,
+        HostsUpdatedInterrupt,
+    )
+
+    failed = (errors.Abandoned, errors.PeerLost, errors.TransportError, errors.Timeout)
+    assert all(issubclass(kind, HorovodInternalError) for kind in (*failed, errors.Internal))
+    own = (errors.InvalidArgument, errors.Mismatch, errors.NotInitialized, errors.Unsupported)
+    assert not any(issubclass(kind, HorovodInternalError) for kind in own)
+    assert HorovodInternalError.kind == "Error"
+    assert HostsUpdatedInterrupt(skip_sync=True).skip_sync
+    assert issubclass(HostsUpdatedInterrupt, RuntimeError)
+    error = HorovodVersionMismatchError("tensorflow", "2.21.0", "2.15.1")
+    assert isinstance(error, ImportError)
+    assert (error.name, error.version, error.installed_version) == (
+        *("tensorflow", "2.21.0"),
+        "2.15.1",
+    )
 
 
 def _python(text: str) -> subprocess.CompletedProcess[str]:

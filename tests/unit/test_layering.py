@@ -44,6 +44,7 @@ PYTHON_LAYERS = (
     {"errors", "config", "plan_file", "reduce_ops"},
     {"_native", "_core"},
     {"neutral"},
+    {"common"},
     {"tensorflow", "diff", "data"},
     {"keras", "pde"},
 )
@@ -97,6 +98,8 @@ def test_outside_headers() -> None:
 def part_of(path: Path) -> str:
     """The name in the tables for a Python file of the package."""
     parts = path.relative_to(_ROOT / "gradred").with_suffix("").parts
+    if parts[:2] == ("tensorflow", "keras"):  # another path of gradred.keras
+        return "keras"
     if len(parts) > 1:
         return parts[0]
     return parts[0] if parts[0] in PYTHON_LAYERS[0] | PYTHON_LAYERS[1] else "neutral"

@@ -1,0 +1,1 @@
+"""What Horovod's scripts import from ``horovod.common``."""

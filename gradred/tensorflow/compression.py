@@ -1,0 +1,7 @@
+"""gradred.compression under the path that it has in Horovod."""
+
+from __future__ import annotations
+
+from gradred.compression import Compression, Compressor
+
+__all__ = ["Compression", "Compressor"]
