@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from gradred.keras import *  # noqa: F403
 from gradred.keras import __all__ as __all__
-from gradred.tensorflow.keras import callbacks as callbacks
-from gradred.tensorflow.keras import elastic as elastic
