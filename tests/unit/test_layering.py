@@ -26,6 +26,7 @@ NATIVE = {
     "comm/nccl": _INTERFACES,
     "engine": {"base", "core", "reduce", "comm"},
     "diff": _INTERFACES,
+    "sparse": _INTERFACES,
     "pde": {"base"},
 }
 # The one place that knows the concrete transports and communicators.
