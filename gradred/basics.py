@@ -8,13 +8,13 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import gradred
-from gradred import config, errors, plan_file
+from gradred import config, errors, horovod_env, plan_file
 from gradred._native import core
 from gradred.errors import Error, InvalidArgument, NotInitialized
 from gradred.process_sets import ProcessSet, on_init, on_shutdown
@@ -53,6 +53,7 @@ class _State:
     mpi_of_others: bool = False  # MPI was initialised before us: its owner finalizes it
     prepared_pid: int = 0  # hooks and log thread are in place
     log_thread: threading.Thread | None = None
+    reported: set[str] = field(default_factory=set)  # of variables that mean nothing here
 
 
 _state = _State()
@@ -85,8 +86,10 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
         _refuse_after_failure(_state.cause)
         ranks = _ranks_of(comm)
         # Rubbish in one rank's settings: the others should not wait for it in vain.
-        values, problem = config.load_valid(os.environ)
-        _prepare(values)
+        horovod = horovod_env.translate(os.environ)
+        values, problem = config.load_valid(horovod.environ)
+        problem = "; ".join(filter(None, (horovod.problem, problem)))
+        _prepare(values, horovod.environ)
         options = {**dataclasses.asdict(values), "prefix": sys.prefix, **ranks}
         had_mpi = core.mpi_library() is not None
         _state.mpi_of_others = had_mpi and not _state.mpi_is_ours
@@ -100,18 +103,19 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
         finally:
             _state.mpi_is_ours |= not had_mpi and core.mpi_library() is not None
         try:
-            config.check_equal(notes)
+            config.check_equal(notes, horovod_env.sources())
         except Error:
             core.close_world()
             raise
         core.start_engine(options)
         _state.settings, _state.communicator = values, comm
         _point_mpi4py_at_our_library()
+        _report_once(horovod.notes)
         on_init(process_sets or ())
         if values.timeline:
             from gradred.timeline import start_at_init
 
-            start_at_init(values.timeline)
+            start_at_init(values.timeline, values.timeline_mark_cycles)
 
 
 def shutdown(reason: str = "shutdown() was called") -> None:
@@ -286,9 +290,18 @@ def _point_mpi4py_at_our_library() -> None:
         os.environ.setdefault("MPI4PY_LIBMPI", library[0])
 
 
-def _prepare(values: config.Settings) -> None:
+def _report_once(notes: Iterable[str]) -> None:
+    """Says, on rank 0 and once a process, which of Horovod's variables mean nothing."""
+    if core.rank() == 0:
+        for note in notes:
+            if note not in _state.reported:
+                _state.reported.add(note)
+                logger.warning(note)
+
+
+def _prepare(values: config.Settings, environ: Mapping[str, str]) -> None:
     """Log lines, exit and exception hooks; once a process."""
-    if logger.level == logging.NOTSET or "GRADRED_LOG_LEVEL" in os.environ:
+    if logger.level == logging.NOTSET or "GRADRED_LOG_LEVEL" in environ:
         logger.setLevel(values.log_level.upper())
     if _state.prepared_pid == os.getpid():
         return

@@ -119,6 +119,21 @@ class Settings:
         1, "int", "job", "cut each machine into this many nodes", low=1, high=4096
     )
     mpi_library: str = _row("", "text", "rank", "path of the MPI library; unset: the one that fits")
+    mpi_threads: str = _row(
+        "multiple",
+        "choice",
+        "job",
+        "thread level that is asked of MPI; serialized: one MPI call at a time",
+        choices=("multiple", "serialized"),
+    )
+    thread_affinity: str = _row(
+        "",
+        "text",
+        "job",
+        "core of the engine's threads, by local rank; unset: where the rank may run",
+        pattern=r"[0-9]{1,5}(,[0-9]{1,5})*",
+        words="numbers of cores such as 3,7",
+    )
     chunk_bytes: int = _row(
         1 << 20, "int", "job", "size of the pieces a group travels in", low=4096, high=1 << 40
     )
@@ -208,6 +223,9 @@ class Settings:
     timeline: str = _row(
         "", "text", "job", "record a timeline, each rank to PATH.rankN.json; unset: none"
     )
+    timeline_mark_cycles: bool = _row(
+        False, "bool", "job", "mark the rounds of negotiation in that timeline"
+    )
     log_level: str = _row(
         "warning",
         "choice",
@@ -280,10 +298,10 @@ def job_text(settings: Settings, extra: Mapping[str, Any], problem: str = "") ->
     return json.dumps({_PROBLEM: problem, **extra, **values})
 
 
-def check_equal(texts: Sequence[str]) -> None:
+def check_equal(texts: Sequence[str], aliases: Mapping[str, Sequence[str]] | None = None) -> None:
     """Raises, alike on all ranks, unless all settings are good and equal where they must be.
 
-    texts: of ``job_text``, in rank order.
+    texts: of ``job_text``, in rank order. aliases: by variable, others that may have set it.
 
     Raises:
         InvalidArgument: a rank's settings are rubbish; says whose.
@@ -300,7 +318,8 @@ def check_equal(texts: Sequence[str]) -> None:
         holders = _holders([json.dumps(values.get(name)) for values in ranks])
         if len(holders) > 1:
             parts = [f"{value} on {_ranks(held)}" for value, held in holders.items()]
-            lines.append(f"{name} is " + ", ".join(parts))
+            also = f" (or {', '.join(aliases[name])})" if aliases and name in aliases else ""
+            lines.append(f"{name}{also} is " + ", ".join(parts))
     if lines:
         text = "; ".join(lines)
         raise Mismatch(f"init: settings differ between ranks: {text}; set them alike")

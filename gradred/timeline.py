@@ -49,9 +49,9 @@ def stop_timeline() -> None:
     core.timeline_stop()
 
 
-def start_at_init(path: str) -> None:
+def start_at_init(path: str, mark_cycles: bool) -> None:
     """Begins to record for GRADRED_TIMELINE. Collective. Never fails for want of a file."""
-    for problem in _start(path, False, False, every_rank=False):
+    for problem in _start(path, mark_cycles, False, every_rank=False):
         logger.warning("GRADRED_TIMELINE: %s; the other ranks record", problem)
 
 

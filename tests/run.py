@@ -177,6 +177,11 @@ def plan(native: str, old_python: str | None) -> list[Part]:
     if old_python is not None and frameworks:
         where = [folder for folder in frameworks if folder != "tests/examples"]
         parts.append(ranks_part("oldest-2", old_python, 2, where, marks="ranks and smoke"))
+    if old_python is not None:
+        horovodrun = shutil.which("horovodrun", path=os.path.dirname(old_python))
+        if horovodrun is not None:
+            part = next(part for part in parts if part.name == "launch")
+            part.environment["GRADRED_TEST_HOROVODRUN"] = horovodrun
     for part in parts:
         part.environment["GRADRED_TEST_NATIVE"] = str((_ROOT / native).resolve())
         part.environment["PYTHONPATH"] = str(_ROOT)

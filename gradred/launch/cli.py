@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from gradred.launch.errors import UsageError
 from gradred.launch.hosts import parse_hosts, read_hostfile
+from gradred.launch.launchers import NAMES
 from gradred.launch.plan import add_parser as add_plan
 from gradred.launch.plan import main as plan
 from gradred.launch.run import RunOptions, run
@@ -34,16 +36,26 @@ def _positive_seconds(text: str) -> float:
     return seconds
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks above 0")
-    return int(text)
+def _number_of(what: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) == 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number of {what} above 0")
+        return int(text)
+
+    return parse
 
 
 def _launcher(text: str) -> str:
-    if text not in ("auto", "mpirun", "local") and "/" not in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is not auto, mpirun, local or a path")
+    if text not in NAMES and "/" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {', '.join(NAMES)} or a path")
     return text
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -57,7 +69,7 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-np", "-n", "--num-proc", dest="size", type=_count, metavar="N", help="number of ranks")
+    add("-np", "-n", "--num-proc", dest="size", type=_number_of("ranks"), metavar="N", help="ranks")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="machines and their ranks")
     where.add_argument("--hostfile", metavar="FILE", help="lines HOST slots=N, or HOST:N")
@@ -65,8 +77,23 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--launcher",
         type=_launcher,
         default="auto",
-        metavar="auto|mpirun|local|PATH",
-        help="auto: mpirun where there is one, else local (one machine, no MPI); PATH of an mpirun",
+        metavar="|".join((*NAMES, "PATH")),
+        help="auto: mpirun where there is one, else local (one machine, no MPI); srun: in a job of "
+        "Slurm; jsrun: in one of LSF; PATH of one of them",
+    )
+    add(
+        "--launcher-args",
+        type=_words,
+        default=[],
+        metavar="WORDS",
+        help="further words of the launcher's line, as one argument",
+    )
+    add("--cores", type=_number_of("cores"), metavar="N", help="of each rank (srun, jsrun)")
+    add("--gpus", type=_number_of("GPUs"), metavar="N", help="of each rank (srun, jsrun)")
+    add(
+        "--resources",
+        choices=("sets", "file"),
+        help="jsrun: numbers of resource sets (default), or a file with a line for each rank",
     )
     add(
         "--bind",
@@ -138,6 +165,15 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         raise UsageError("-np N, the number of ranks, is missing")
     if hosts and size > slots:
         raise UsageError(f"-np {size}: the hosts have {slots} slots")
+    kind = os.path.basename(arguments.launcher)
+    for option, value, kinds in (
+        ("--cores", arguments.cores, ("srun", "jsrun")),
+        ("--gpus", arguments.gpus, ("srun", "jsrun")),
+        ("--resources", arguments.resources, ("jsrun",)),
+        ("--launcher-args", arguments.launcher_args, ("mpirun", "srun", "jsrun")),
+    ):
+        if value and kind not in kinds:
+            raise UsageError(f"{option} needs --launcher {' or '.join(kinds)}")
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise UsageError("the command to run is missing")
@@ -156,6 +192,10 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         command=command,
         hosts=hosts,
         launcher=arguments.launcher,
+        launcher_words=arguments.launcher_args,
+        cores=arguments.cores,
+        gpus=arguments.gpus or 0,
+        resources=arguments.resources or "sets",
         bind=arguments.bind,
         tag=arguments.tag,
         variables=variables,

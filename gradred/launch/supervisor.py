@@ -25,11 +25,14 @@ import time
 from collections.abc import Mapping
 from typing import NoReturn, TypedDict
 
-# (rank, local rank, local size) as launchers give them to the programs they start.
+# (rank, local rank, local size) as launchers give them to the programs they start; the first that
+# says both ranks counts. mpirun in a job of Slurm starts its daemons by srun.
 RANK_VARIABLES = (
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("GRADRED_LOCAL_RANK", "GRADRED_LOCAL_RANK", "GRADRED_LOCAL_SIZE"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 OUTPUT_SOCKET = "output.sock"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -38,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 class Options(TypedDict):
     grace_s: float  # how long a rank that ended badly waits for the others
-    bind: str  # "core" or "none"
+    bind: str  # "core", "none", or "launcher": it has bound this process already
 
 
 class Place(TypedDict):
@@ -49,13 +52,25 @@ class Place(TypedDict):
 
 def find_place(environ: Mapping[str, str]) -> Place:
     for rank, local_rank, local_size in RANK_VARIABLES:
-        if rank in environ:
+        if rank in environ and local_rank in environ:
+            size = environ.get(local_size, "1")
             return {
                 "rank": int(environ[rank]),
-                "local_rank": int(environ.get(local_rank, 0)),
-                "local_size": int(environ.get(local_size, 1)),
+                "local_rank": int(environ[local_rank]),
+                "local_size": tasks_of_node(size, int(environ.get("SLURM_NODEID", 0))),
             }
-    return {"rank": 0, "local_rank": 0, "local_size": 1}
+    return {"rank": int(environ.get("PMI_RANK", 0)), "local_rank": 0, "local_size": 1}
+
+
+def tasks_of_node(text: str, node: int) -> int:
+    """The number for a node in a list such as "4(x2),3": 4 for the first two, 3 for the third."""
+    count = "1"
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        node -= int(times.rstrip(")") or 1)
+        if node < 0:
+            break
+    return int(count)
 
 
 def describe(code: int) -> str:
@@ -90,7 +105,8 @@ def share_of_cores(cores: list[list[int]], local_rank: int, local_size: int) -> 
 def bind(place: Place, binding: str) -> None:
     """Pins this process to its share of the cores, and tells OpenMP and TensorFlow their number."""
     cores = physical_cores(os.sched_getaffinity(0))
-    mine = share_of_cores(cores, place["local_rank"], place["local_size"])
+    share = share_of_cores(cores, place["local_rank"], place["local_size"])
+    mine = cores if binding == "launcher" else share
     if binding == "core" and mine:
         try:
             os.sched_setaffinity(0, {cpu for core in mine for cpu in core})

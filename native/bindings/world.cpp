@@ -1,7 +1,9 @@
 // Opening and closing: the world first, then (settings compared by gradred/basics.py) the engine
 // over it.
+#include <sstream>
 #include <vector>
 
+#include "base/log.h"
 #include "bindings.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/mpi/mpi_library.h"
@@ -32,6 +34,7 @@ comm::WorldOptions WorldOptionsFrom(const py::dict& options) {
   o.intra = Get<std::string>(options, "intra");
   o.virtual_nodes = Get<int>(options, "virtual_nodes");
   o.mpi_library = Get<std::string>(options, "mpi_library");
+  o.mpi_serialized = Get<std::string>(options, "mpi_threads") == "serialized";
   o.prefix = Get<std::string>(options, "prefix");
   o.mpi_comm = reinterpret_cast<const void*>(Get<uintptr_t>(options, "mpi_comm"));
   o.mpi_comm_size = Get<int>(options, "mpi_comm_size");
@@ -43,8 +46,21 @@ comm::WorldOptions WorldOptionsFrom(const py::dict& options) {
   return o;
 }
 
-engine::EngineOptions EngineOptionsFrom(const py::dict& options) {
+// The core of this rank's threads out of "3,7", by local rank; -1: none is named.
+int CoreOf(const std::string& cores, int local_rank) {
+  std::istringstream list(cores);
+  std::string core;
+  for (int i = 0; std::getline(list, core, ','); ++i)
+    if (i == local_rank) return std::stoi(core);
+  if (!cores.empty())
+    Log(LogLevel::kWarning, "GRADRED_THREAD_AFFINITY=" + cores + ": no core for local rank " +
+                                std::to_string(local_rank));
+  return -1;
+}
+
+engine::EngineOptions EngineOptionsFrom(const py::dict& options, int local_rank) {
   engine::EngineOptions o;
+  o.thread_core = CoreOf(Get<std::string>(options, "thread_affinity"), local_rank);
   o.stall_warn = Seconds(options, "stall_warn_seconds");
   o.stall_fail = Seconds(options, "stall_fail_seconds");
   o.transport_timeout = Seconds(options, "transport_timeout_seconds");
@@ -113,7 +129,7 @@ void CloseWorld() {
 
 void StartEngine(const py::dict& options) {
   if (!opened_world) throw Error(Kind::kInternal, "start_engine: no world is open");
-  const engine::EngineOptions o = EngineOptionsFrom(options);
+  const engine::EngineOptions o = EngineOptionsFrom(options, opened_world->topology().local_rank);
   auto world = std::move(opened_world);
   py::gil_scoped_release release;
   engine::SetGlobal(std::make_shared<engine::Engine>(std::move(world), o));

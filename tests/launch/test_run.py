@@ -16,47 +16,9 @@ from pathlib import Path
 import pytest
 
 from harness.launches import SHM, TOKEN, find_mpirun, left_in_shm, processes_of
+from launch.standins import LINES, STAND_INS, recorded
 
 pytestmark = pytest.mark.launch
-
-# What a stand-in for mpirun says of itself, and the variables its ranks get.
-STAND_INS = {
-    "Open MPI": (
-        "mpirun (Open MPI) 5.0.9",
-        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "MPICH": (
-        "HYDRA build details:\n    Version:   4.2",
-        "PMI_RANK MPI_LOCALRANKID",
-        "PMI_SIZE MPI_LOCALNRANKS",
-    ),
-}
-# Starts the ranks and, as the real ones do, ends all at once when one ends badly.
-STAND_IN = """#!{python} -S
-import json, os, subprocess, sys, time
-if sys.argv[1:] == ["--version"]:
-    print({version!r})
-    sys.exit()
-json.dump(sys.argv[1:], open({record!r}, "w"))
-words = sys.argv[1:]
-size = int(words[words.index("-n") + 1])
-command = words[words.index({python!r}):]
-ranks = []
-for rank in range(size):
-    environ = dict(os.environ)
-    environ.update({{name: str(rank) for name in {ranks!r}.split()}})
-    environ.update({{name: str(size) for name in {sizes!r}.split()}})
-    ranks.append(subprocess.Popen(command, env=environ))
-while True:
-    codes = [rank.poll() for rank in ranks]
-    if any(codes) or None not in codes:
-        break
-    time.sleep(0.01)
-for rank in ranks:
-    rank.terminate()
-sys.exit(next((code % 256 for code in codes if code), 0))
-"""
 
 
 @contextmanager
@@ -230,28 +192,29 @@ def test_output_is_closed() -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
-@pytest.mark.parametrize("family", STAND_INS)
-def test_stand_ins(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", STAND_INS)
+def test_stand_ins(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line is recorded, the ranks are started, and a killed rank is told to the others."""
-    version, ranks, sizes = STAND_INS[family]
-    record = tmp_path / "record"
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text(
-        STAND_IN.format(
-            python=sys.executable, version=version, record=str(record), ranks=ranks, sizes=sizes
-        )
-    )
-    mpirun.chmod(0o755)
-    program = f"import os, signal, sys, time; rank = int(os.environ['{ranks.split()[0]}'])\n{NOTE}"
-    words = ["-np", "3", "--launcher", str(mpirun), "--grace", "1", "-H", "localhost:4"]
-    done = gradred_run(*words, sys.executable, "-S", "-u", "-c", program)
+    stand_in = STAND_INS[kind]
+    path = stand_in.write(tmp_path)
+    for name, value in stand_in.environ.items():
+        monkeypatch.setenv(name, value)
+    head = f"import os, signal, sys, time; rank = int(os.environ['{stand_in.rank_variable}'])\n"
+    words = ["-np", "3", "--launcher", str(path), "--grace", "1", *stand_in.options]
+    done = gradred_run(*words, sys.executable, "-S", "-u", "-c", head + NOTE)
     assert done.returncode == 128 + signal.SIGKILL
     text = "rank 1 ended by signal 9 (SIGKILL)"
     assert sorted(done.stdout.splitlines()) == [f"[0] {text}", f"[2] {text}"]
     assert done.stderr == f"gradred run: the job ended because {text}\n"
-    host = "-hosts" if family == "MPICH" else "--host"
-    line = record.read_text()
-    assert f'"{host}", "localhost:4"' in line and '"-n", "3"' in line
+    line, files = recorded(tmp_path)
+    for word in line:
+        if word.startswith("/"):
+            line[line.index(word)] = "FILE"
+        elif word.startswith("--mpi="):
+            line[line.index(word)] = "--mpi=MPI"
+    assert " ".join(line) == LINES[kind]
+    if kind == "jsrun, file":
+        assert files[0].count("rank: ") == 3 and "hostname: node1 ;" in files[0]
 
 
 @pytest.mark.skipif(find_mpirun() is None, reason="there is no mpirun")

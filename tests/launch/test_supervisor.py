@@ -49,6 +49,26 @@ def test_equal_shares(cores: int, size: int, shares: list[list[int]]) -> None:
         ),
         ({"PMI_RANK": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, (2, 0, 2)),
         ({"GRADRED_LOCAL_RANK": "1", "GRADRED_LOCAL_SIZE": "2"}, (1, 1, 2)),
+        (
+            {
+                "JSM_NAMESPACE_RANK": "7",
+                "JSM_NAMESPACE_LOCAL_RANK": "1",
+                "JSM_NAMESPACE_LOCAL_SIZE": "6",
+                "OMPI_COMM_WORLD_RANK": "7",
+            },
+            (7, 1, 6),
+        ),
+        (
+            {
+                "PMI_RANK": "9",
+                "SLURM_PROCID": "9",
+                "SLURM_LOCALID": "1",
+                "SLURM_NODEID": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+            },
+            (9, 1, 3),
+        ),
+        ({"PMI_RANK": "3"}, (3, 0, 1)),
         ({}, (0, 0, 1)),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradred import config, errors
+from gradred import config, errors, horovod_env
 from unit import test_layering
 
 _ROOT = Path(__file__).parents[2]
@@ -37,6 +37,24 @@ def settings_rows() -> Iterator[str]:
 def test_settings_table() -> None:
     expected = list(settings_rows())
     found = rows_of(_DOCS / "quickstart.md", r"`GRADRED_\w+`")
+    assert found == expected, "the table should be:\n" + "\n".join(expected)
+
+
+def horovod_rows() -> Iterator[str]:
+    """The rows of the table of Horovod's variables, as docs/launching.md has them."""
+    settings = {
+        variable: [name for name, theirs in horovod_env.sources().items() if variable in theirs]
+        for variable in horovod_env.table()
+    }
+    for variable, row in horovod_env.table().items():
+        ours = ", ".join(f"`{name}`" for name in settings[variable]) or "nothing"
+        accepted = "any" if row.setting is None else row.setting.accepted
+        yield f"| `{variable}` | {ours} | {accepted} | {row.text} |"
+
+
+def test_table_of_horovods_variables() -> None:
+    expected = list(horovod_rows())
+    found = rows_of(_DOCS / "launching.md", r"`HOROVOD_\w+`")
     assert found == expected, "the table should be:\n" + "\n".join(expected)
 
 

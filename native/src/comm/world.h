@@ -55,6 +55,7 @@ struct WorldOptions {
   std::string intra = "shm";       // in a node: shm, or flat (algorithms over messages)
   int virtual_nodes = 1;           // cut each machine into this many nodes of consecutive ranks
   std::string mpi_library;         // path; empty: the loaded one, else one that fits the launcher
+  bool mpi_serialized = false;     // asks for MPI_THREAD_SERIALIZED, and makes one call at a time
   std::string prefix;              // sys.prefix: wheels keep their libraries there
   const void* mpi_comm =
       nullptr;  // handle of a communicator of the loaded MPI, mpi_comm_size bytes: the ranks to use

@@ -31,7 +31,10 @@ ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataL
   data_->AddSet(0, all);
   sets_.push_back(
       std::make_unique<SetControl>(0, std::move(all), world_, options_.negotiation_timer, data_));
-  thread_ = std::thread([this] { Run(); });
+  thread_ = std::thread([this] {
+    BindThread(options_.thread_core);
+    Run();
+  });
 }
 
 void ControlLoop::JoinThread() {

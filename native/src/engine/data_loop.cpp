@@ -32,14 +32,17 @@ bool IsSmall(const RunItem& item) {
 
 DataLoop::DataLoop(comm::World& world, Nanos transport_timeout,
                    std::shared_ptr<Completions> completions, MetricsStore* metrics,
-                   SlotTable* slots, std::function<void(const Status&)> fail)
+                   SlotTable* slots, int core, std::function<void(const Status&)> fail)
     : Loop(world.data(), std::move(completions)),
       world_(world),
       transport_timeout_(transport_timeout),
       metrics_(metrics),
       slots_(slots),
       fail_(std::move(fail)),
-      thread_([this] { Run(); }) {}
+      thread_([this, core] {
+        BindThread(core);
+        Run();
+      }) {}
 
 DataLoop::~DataLoop() {
   Stop();

@@ -21,7 +21,8 @@ class DataLoop final : public Loop {
  public:
   // `fail` is called on the loop's thread with what ends the engine.
   DataLoop(comm::World& world, Nanos transport_timeout, std::shared_ptr<Completions> completions,
-           MetricsStore* metrics, SlotTable* slots, std::function<void(const Status&)> fail);
+           MetricsStore* metrics, SlotTable* slots, int core,
+           std::function<void(const Status&)> fail);
   ~DataLoop() override;
   void JoinThread();  // after Stop or StopWith
 

@@ -83,7 +83,7 @@ class Engine::Impl final : public BatchRunner {
         options_(options),
         slots_(options.slot_nbytes),
         data_(*world_, options.transport_timeout, completions_, metrics_.get(), &slots_,
-              [this](const Status& cause) { control_->Fault(cause); }),
+              options.thread_core, [this](const Status& cause) { control_->Fault(cause); }),
         control_(
             std::make_unique<ControlLoop>(*world_, options, &data_, completions_, metrics_.get())),
         book_(std::make_shared<PlanBook>(this,

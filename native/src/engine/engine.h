@@ -19,6 +19,7 @@ struct EngineOptions {
   Nanos transport_timeout = 30 * kSecond;  // agreed work that does not move
   int64_t slot_nbytes = 1 << 20;           // of the largest group that is packed early
   bool negotiation_timer = true;
+  int thread_core = -1;                     // where the loops' threads run; -1: anywhere
   int plan_batches = 8;                     // measured for a plan
   SpareCore spare_core = SpareCore::kAuto;  // whether ranks leave a core idle while they compute
   bool null = false;  // GRADRED_NULL: return the inputs, talk to nobody (to measure what

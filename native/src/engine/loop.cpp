@@ -1,8 +1,14 @@
 #include "engine/loop.h"
 
+#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/log.h"
 
 namespace gradred::engine {
 
@@ -51,6 +57,16 @@ void Loop::LetGo(uint32_t ticket, bool moved) {
   }
   taken_.store(false, std::memory_order_seq_cst);
   if (call || HasInbox() || wake < thread_wake_.load(std::memory_order_seq_cst)) bell.Call();
+}
+
+void Loop::BindThread(int core) {
+  if (core < 0) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (core < CPU_SETSIZE) CPU_SET(core, &set);
+  if (sched_setaffinity(0, sizeof(set), &set) != 0)
+    Log(LogLevel::kWarning, "GRADRED_THREAD_AFFINITY: core " + std::to_string(core) +
+                                " cannot be had: " + std::strerror(errno));
 }
 
 void Loop::Drive() {

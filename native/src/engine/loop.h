@@ -65,6 +65,9 @@ class Loop {
   // The body of the thread. Returns when Ended, throws what a step threw, in this thread or a
   // caller's; from then on the loop is this thread's alone.
   void Drive();
+  // By the thread, before Drive: it runs on this core from here; -1: where it may. Warns if it
+  // cannot.
+  static void BindThread(int core);
 
   // The following are called by whoever holds the loop.
   virtual bool Step() = 0;                  // true if something moved

@@ -22,9 +22,14 @@ struct Row {
 };
 
 // The first row that fits counts. SLURM_* alone says nothing of the MPI; horovodrun without --mpi
-// starts no MPI at all.
+// starts no MPI at all, whatever it was started by.
 const std::vector<Row>& Rows() {
   static const auto* rows = new std::vector<Row>{
+      {"horovodrun without MPI (Gloo)",
+       "gloo",
+       {"HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR"},
+       "HOROVOD_SIZE",
+       "HOROVOD_RANK"},
       {"jsrun", "openmpi", {"JSM_NAMESPACE_SIZE"}, "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"},
       {"mpirun of Open MPI",
        "openmpi",
@@ -44,11 +49,11 @@ const std::vector<Row>& Rows() {
        "PMI_SIZE",
        "PMI_RANK"},
       {"srun", "", {"SLURM_PROCID", "SLURM_STEP_ID"}, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"},
-      {"horovodrun without MPI (Gloo)",
-       "gloo",
-       {"HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR"},
-       "HOROVOD_SIZE",
-       "HOROVOD_RANK"},
+      {"mpirun_rsh of MVAPICH",
+       "mpich",
+       {"MV2_COMM_WORLD_RANK"},
+       "MV2_COMM_WORLD_SIZE",
+       "MV2_COMM_WORLD_RANK"},
       {"a PMI launcher", "mpich", {"PMI_RANK"}, "PMI_SIZE", "PMI_RANK"},
       {"a PMIx launcher", "", {"PMIX_RANK"}, "PMIX_SIZE", "PMIX_RANK"},
   };

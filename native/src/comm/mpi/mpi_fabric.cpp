@@ -66,11 +66,11 @@ void CheckSize(const LauncherInfo& launcher, const Library& library, int size) {
 
 template <class Abi>
 void Initialize(const std::shared_ptr<Mpi<Abi>>& mpi, const LauncherInfo& launcher,
-                const Library& library) {
+                const Library& library, bool serialized) {
   CheckFamily(launcher, library);
   int level = Abi::kThreadSingle;
-  mpi->Call("MPI_Init_thread", mpi->api.Init_thread, nullptr, nullptr, Abi::kThreadMultiple,
-            &level);
+  mpi->Call("MPI_Init_thread", mpi->api.Init_thread, nullptr, nullptr,
+            serialized ? Abi::kThreadSerialized : Abi::kThreadMultiple, &level);
   // MPICH and Intel MPI report some errors of messages to these, and their default ends the
   // program.
   for (const auto comm : {mpi->api.comm_self, mpi->api.comm_world})
@@ -84,10 +84,14 @@ void Initialize(const std::shared_ptr<Mpi<Abi>>& mpi, const LauncherInfo& launch
 }
 
 template <class Abi>
-void CheckThreadLevel(Mpi<Abi>* mpi, const Library& library, bool ours) {
+void CheckThreadLevel(Mpi<Abi>* mpi, const Library& library, bool ours, bool serialized) {
   int level = Abi::kThreadSingle;
   mpi->Call("MPI_Query_thread", mpi->api.Query_thread, &level);
-  if (level >= Abi::kThreadMultiple) return;
+  Process& process = Process::Get();
+  if (level >= Abi::kThreadMultiple || (serialized && level >= Abi::kThreadSerialized)) {
+    if (serialized) process.SetOneAtATime();
+    return;
+  }
   if (level < Abi::kThreadSerialized) {
     const std::string found =
         level < Abi::kThreadFunneled ? "MPI_THREAD_SINGLE" : "MPI_THREAD_FUNNELED";
@@ -98,7 +102,6 @@ void CheckThreadLevel(Mpi<Abi>* mpi, const Library& library, bool ours) {
             "MPI_THREAD_MULTIPLE; with "
             "mpi4py leave mpi4py.rc.thread_level at 'multiple', or call gradred's init() first");
   }
-  Process& process = Process::Get();
   if (!process.one_at_a_time())
     Log(LogLevel::kWarning,
         library.Describe() +
@@ -324,9 +327,9 @@ std::unique_ptr<Fabric> Open(const WorldOptions& options, const LauncherInfo& la
   if (options.mpi_comm && ours)
     throw Error(Kind::kInvalidArgument, "a communicator was given, but MPI was not initialised");
   Process::Get().SetClean(true);  // what fails now fails alike on all ranks
-  if (ours) Initialize(mpi, launcher, library);
+  if (ours) Initialize(mpi, launcher, library, options.mpi_serialized);
   TellMpi4py(library);
-  CheckThreadLevel(mpi.get(), library, ours);
+  CheckThreadLevel(mpi.get(), library, ours, options.mpi_serialized);
   const Group<Abi> world = Place(mpi.get(), mpi->api.comm_world);
   CheckSize(launcher, library, world.size);
   CheckTags(mpi.get());
