@@ -24,7 +24,7 @@ const char* WhatName(What what) {
 
 namespace {
 
-int64_t GateCount(const BoardShape& shape) { return 2 * kWorksOnBoard + 3 * shape.chunks; }
+int64_t GateCount(const BoardShape& shape) { return 2 * (kWorksOnBoard + shape.chunks); }
 
 int64_t ArrivalCount(const BoardShape& shape) { return int64_t{kWorksOnBoard} * shape.members; }
 

@@ -61,7 +61,6 @@ class Board {
 
   Gate& packed(uint64_t chunk) { return ChunkGates(chunk)[0]; }
   Gate& reduced(uint64_t chunk) { return ChunkGates(chunk)[1]; }
-  Gate& unpacked(uint64_t chunk) { return ChunkGates(chunk)[2]; }
 
   // Two buffers a rank: see Note [Small reductions].
   char* small(uint64_t small_work, int rank) {
@@ -75,7 +74,7 @@ class Board {
  private:
   uint64_t members() const { return static_cast<uint64_t>(shape_.members); }
   Gate* ChunkGates(uint64_t chunk) {
-    return gates_ + 2 * kWorksOnBoard + 3 * (chunk % static_cast<uint64_t>(shape_.chunks));
+    return gates_ + 2 * kWorksOnBoard + 2 * (chunk % static_cast<uint64_t>(shape_.chunks));
   }
 
   std::unique_ptr<Memory> memory_;

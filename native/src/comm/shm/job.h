@@ -48,9 +48,9 @@ struct Common {
   };
   std::vector<Line> scratch;  // of a small cargo
 
-  uint64_t cargos = 0, cargos_arrived = 0;  // jobs
-  uint64_t chunks = 0;                      // of all cargos
-  std::unique_ptr<Memory> window;           // of chunk slots; null until the first cargo
+  uint64_t cargos = 0, cargos_arrived = 0;   // jobs
+  uint64_t chunks = 0, chunks_unpacked = 0;  // of all cargos; the latter here
+  std::unique_ptr<Memory> window;            // of chunk slots; null until the first cargo
   int64_t slot_nbytes = 0;
 };
 
