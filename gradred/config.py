@@ -220,6 +220,14 @@ class Settings:
         low=0.1,
         high=1e8,
     )
+    diff_checks: int = _row(
+        100,
+        "int",
+        "job",
+        "operations of a context of gradred.diff that are compared over its ranks, from the first",
+        low=0,
+        high=1 << 30,
+    )
     timeline: str = _row(
         "", "text", "job", "record a timeline, each rank to PATH.rankN.json; unset: none"
     )

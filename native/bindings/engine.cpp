@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "bindings.h"
+#include "diff/context.h"
 #include "engine/plan_report.h"
 
 namespace gradred::bindings {
@@ -110,12 +111,15 @@ Kind KindFromName(const std::string& name) {
 // Lets go of the engine. Its destructor joins threads, so not under the GIL.
 void Drop() {
   py::gil_scoped_release release;
+  diff::CloseContexts("gradred has failed or was shut down");
   engine::SetGlobal(nullptr);
 }
 
 void Shutdown(const std::string& reason) {
-  WaitInterruptible(
-      StartOnThread([engine = engine::Global(), reason] { engine->Shutdown(reason); }));
+  WaitInterruptible(StartOnThread([engine = engine::Global(), reason] {
+    diff::CloseContexts(reason);  // their threads use the world
+    engine->Shutdown(reason);
+  }));
   Drop();
 }
 

@@ -11,4 +11,5 @@ PYBIND11_MODULE(_core, m) {
   BindHandle(m);
   BindLeave(m);
   BindTimeline(m);
+  BindDiff(m);
 }

@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "instances.h"
 #include "ops.h"
+#include "shapes.h"
 
 namespace gradred::tf {
 namespace {
@@ -94,10 +95,6 @@ void AllToAll(void* kernel, TF_OpKernelContext* context, Done done) {
     engine->Abandon(batch, error.what());
     throw;
   }
-}
-
-void ShapesUnknown(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TheApi().ShapeInferenceContextSetUnknownShape(context, status);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "instances.h"
 #include "ops.h"
+#include "shapes.h"
 
 namespace gradred::tf {
 namespace {
@@ -149,10 +150,6 @@ void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   engine->StepUntil([&run] { return run->Finished(); });
 }
 
-void ShapeUnknown(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TheApi().ShapeInferenceContextSetUnknownShape(context, status);
-}
-
 }  // namespace
 
 const std::vector<OpDefinition>& EagerOps() {
@@ -162,7 +159,7 @@ const std::vector<OpDefinition>& EagerOps() {
        {"tensors: T"},
        {"results: T", "present: int32"},
        /*stateful=*/true,
-       &ShapeUnknown,
+       &ShapesUnknown,
        &CreateRunList,
        &DestroyRunList,
        nullptr,

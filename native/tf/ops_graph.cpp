@@ -3,6 +3,7 @@
 #include "domains.h"
 #include "instances.h"
 #include "ops.h"
+#include "shapes.h"
 
 namespace gradred::tf {
 namespace {
@@ -104,34 +105,10 @@ void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
   });
 }
 
-class ShapeHandle {
- public:
-  explicit ShapeHandle(TF_ShapeHandle* handle) : handle_(handle) {}
-  ~ShapeHandle() { TheApi().DeleteShapeHandle(handle_); }
-  ShapeHandle(const ShapeHandle&) = delete;
-  operator TF_ShapeHandle*() { return handle_; }
-
- private:
-  TF_ShapeHandle* const handle_;
-};
-
-void ShapeOfInput(TF_ShapeInferenceContext* context, TF_Status* status) {
-  ShapeHandle shape(TheApi().NewShapeHandle());
-  TheApi().ShapeInferenceContextGetInput(context, 0, shape, status);
-  if (TheApi().GetCode(status) == TF_OK)
-    TheApi().ShapeInferenceContextSetOutput(context, 0, shape, status);
-}
-
-void ShapeScalar(TF_ShapeInferenceContext* context, TF_Status* status) {
-  ShapeHandle scalar(TheApi().ShapeInferenceContextScalar(context));
-  TheApi().ShapeInferenceContextSetOutput(context, 0, scalar, status);
-}
-
 void ShapeSubmit(TF_ShapeInferenceContext* context, TF_Status* status) {
   ShapeOfInput(context, status);
   if (TheApi().GetCode(status) != TF_OK) return;
-  ShapeHandle scalar(TheApi().ShapeInferenceContextScalar(context));
-  TheApi().ShapeInferenceContextSetOutput(context, 1, scalar, status);
+  SetScalar(context, 1, status);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "engine/engine.h"
 #include "ops.h"
+#include "shapes.h"
 
 namespace gradred::tf {
 namespace {
@@ -35,12 +36,6 @@ void World(void* kernel, TF_OpKernelContext* context) {
   const int value = ValueOf(*static_cast<const WorldKernel*>(kernel));
   const TensorPtr output = NewOutput(context, 0, TF_INT32, {});
   *static_cast<int32_t*>(DataOf(output.get())) = value;
-}
-
-void ShapeScalar(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeHandle* scalar = TheApi().ShapeInferenceContextScalar(context);
-  TheApi().ShapeInferenceContextSetOutput(context, 0, scalar, status);
-  TheApi().DeleteShapeHandle(scalar);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ Status load_status;
 
 __attribute__((constructor)) void RegisterAll() {
   try {
-    for (const auto* ops : {&GraphOps(), &EagerOps(), &AllToAllOps(), &WorldOps()})
+    for (const auto* ops : {&GraphOps(), &EagerOps(), &AllToAllOps(), &DiffOps(), &WorldOps()})
       for (const OpDefinition& op : *ops) Register(op);
   } catch (...) {
     load_status = CurrentException();  // no exception may leave dlopen

@@ -88,6 +88,8 @@ struct TF_StringView {
   X(void, RegisterKernelBuilder, (const char*, TF_KernelBuilder*, TF_Status*))                \
   X(void, RunAsyncOpKernelDoneCallback, (TF_AsyncOpKernelDoneCallback*))                      \
   X(int, NumInputs, (TF_OpKernelContext*))                                                    \
+  X(int, NumOutputs, (TF_OpKernelContext*))                                                   \
+  X(TF_DataType, ExpectedOutputDataType, (TF_OpKernelContext*, int))                          \
   X(void, GetInput, (TF_OpKernelContext*, int, TF_Tensor**, TF_Status*))                      \
   X(void, SetOutput, (TF_OpKernelContext*, int, const TF_Tensor*, TF_Status*))                \
   X(TF_Tensor*, AllocateOutput,                                                               \

@@ -114,6 +114,11 @@ class ChunkingWorld final : public gradred::comm::World {
   gradred::comm::Transport& control() override { return base_->control(); }
   gradred::comm::Transport& data() override { return base_->data(); }
   gradred::comm::Transport& side() override { return base_->side(); }
+  gradred::comm::Transport& diff() override { return base_->diff(); }
+  std::unique_ptr<gradred::comm::Communicator> MakeDiff(const std::vector<int>& members,
+                                                        int context) override {
+    return base_->MakeDiff(members, context);
+  }
   std::unique_ptr<gradred::comm::Communicator> MakeControl(const std::vector<int>& members,
                                                            int set_id) override {
     return base_->MakeControl(members, set_id);

@@ -46,14 +46,15 @@ PYTHON_LAYERS = (
     {"_native", "_core"},
     {"neutral"},
     {"common"},
-    {"tensorflow", "diff", "data"},
-    {"keras", "pde"},
+    {"tensorflow", "data"},
+    {"keras", "diff"},
+    {"pde"},
 )
 LAUNCH = {"launch", "config", "errors", "horovod_env", "plan_file"}  # what the command may import
 _SHARED_LAYERS = 1  # up to this one, the parts of a layer may import each other
 # Packages of others at the top of a module, and the parts that may import them so.
 OUTSIDE_PYTHON = {
-    "tensorflow": {"tensorflow", "keras"},
+    "tensorflow": {"tensorflow", "keras", "diff", "pde"},
     "keras": {"tensorflow", "keras"},
     "mpi4py": set(),
     "numpy": {"neutral", "tensorflow", "keras", "diff", "pde", "data"},

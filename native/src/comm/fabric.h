@@ -12,13 +12,13 @@
 
 namespace gradred::comm {
 
-enum class Traffic { kControl, kData, kSide };
+enum class Traffic { kControl, kData, kSide, kDiff };
 
 class Fabric {
  public:
   virtual ~Fabric() = default;
   virtual Bootstrap& bootstrap() = 0;
-  // Collective. Over all ranks of the job, with traffic apart from the other two; null where the
+  // Collective. Over all ranks of the job, with traffic apart from the others'; null where the
   // fabric has no messages of its own.
   virtual std::unique_ptr<Transport> MakeTransport(Traffic traffic) = 0;
   virtual std::string Describe() const = 0;

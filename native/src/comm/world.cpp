@@ -20,12 +20,13 @@
 namespace gradred::comm {
 namespace {
 
-// Of a set's four channels, the same on control() and data(), which are apart from each other;
-// intra has two.
+// Of a set's four channels, the same on control(), data() and diff(), which are apart from each
+// other; intra has two.
 constexpr int kIntraChannel = 0, kInterChannel = 2, kFlatChannel = 3;
 constexpr uint16_t kCloseChannel = kChannels - 1;  // of control()
 
-const Traffic kTraffic[shm::kTransports] = {Traffic::kControl, Traffic::kData, Traffic::kSide};
+const Traffic kTraffic[shm::kTransports] = {Traffic::kControl, Traffic::kData, Traffic::kSide,
+                                            Traffic::kDiff};
 
 uint16_t ChannelOf(int set_id, int channel) {
   constexpr int kSets = kChannels / kChannelsPerSet - 1;  // the last one's are kept for closing
@@ -74,10 +75,18 @@ class WorldImpl final : public World {
   Transport& control() override { return *transports_[0]; }
   Transport& data() override { return *transports_[1]; }
   Transport& side() override { return *transports_[2]; }
+  Transport& diff() override { return *transports_[3]; }
   std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int set_id) override;
-  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override;
+  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override {
+    return MakeForTensors(data(), members, set_id);
+  }
+  std::unique_ptr<Communicator> MakeDiff(const std::vector<int>& members, int context) override {
+    return MakeForTensors(diff(), members, context);
+  }
   std::optional<Status> CheckPeers() override;
-  int64_t network_nbytes() const override { return transports_[1]->far_sent_nbytes(); }
+  int64_t network_nbytes() const override {
+    return transports_[1]->far_sent_nbytes() + transports_[3]->far_sent_nbytes();
+  }
   void Close() override;
   void Abort(const Status& cause) override;
 
@@ -91,6 +100,8 @@ class WorldImpl final : public World {
                                          int channel) const;
   std::unique_ptr<Communicator> MakeIntra(Transport& transport, const SetNodes& set,
                                           int set_id) const;
+  std::unique_ptr<Communicator> MakeForTensors(Transport& transport,
+                                               const std::vector<int>& members, int set_id) const;
 
   const pid_t pid_ = getpid();
   WorldOptions options_;
@@ -219,20 +230,22 @@ std::unique_ptr<Communicator> WorldImpl::MakeControl(const std::vector<int>& mem
                        MakeFlat(control(), members, set_id, kFlatChannel));
 }
 
-std::unique_ptr<Communicator> WorldImpl::MakeData(const std::vector<int>& members, int set_id) {
+std::unique_ptr<Communicator> WorldImpl::MakeForTensors(Transport& transport,
+                                                        const std::vector<int>& members,
+                                                        int set_id) const {
   const SetNodes set(topology_, members);
   if (set.largest == 1 || options_.intra == "flat")
-    return MakeFlat(data(), members, set_id, kFlatChannel);
-  auto intra = MakeIntra(data(), set, set_id);
+    return MakeFlat(transport, members, set_id, kFlatChannel);
+  auto intra = MakeIntra(transport, set, set_id);
   if (set.nodes.size() == 1) return intra;
   std::unique_ptr<Communicator> inter;
   const auto local_rank = static_cast<size_t>(set.topology.local_rank);
   if (local_rank < set.smallest)
-    inter = MakeFlat(data(), set.Across(local_rank), set_id, kInterChannel);
+    inter = MakeFlat(transport, set.Across(local_rank), set_id, kInterChannel);
   HierarchicalOptions options;
   options.chunk_nbytes = options.cargo_chunk_nbytes = options_.chunk_nbytes;
   return MakeHierarchical(set.topology, std::move(intra), std::move(inter),
-                          MakeFlat(data(), members, set_id, kFlatChannel), options);
+                          MakeFlat(transport, members, set_id, kFlatChannel), options);
 }
 
 std::optional<Status> WorldImpl::CheckPeers() {

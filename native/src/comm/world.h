@@ -24,16 +24,20 @@ class World {
   virtual uint64_t nonce() const = 0;        // of this job, equal on all ranks
   virtual std::string Describe() const = 0;  // "Open MPI 5.0.11 (path), shared memory in the node"
 
-  // Three transports over all ranks with separate traffic, each for one thread.
+  // Four transports over all ranks with separate traffic, each for one thread at a time.
   virtual Transport& control() = 0;
   virtual Transport& data() = 0;
   virtual Transport& side() = 0;
+  virtual Transport& diff() = 0;  // communication as nodes of a graph
 
   // For a process set (world ranks, ascending, the caller among them). Local calls: no waiting. The
   // first is over control(), the second, for tensors, over data().
   virtual std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members,
                                                     int set_id) = 0;
   virtual std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) = 0;
+
+  // As MakeData, over diff(); `context` is one of as many numbers, apart from those of sets.
+  virtual std::unique_ptr<Communicator> MakeDiff(const std::vector<int>& members, int context) = 0;
 
   // Bytes of tensors' messages that this rank has sent to ranks of other nodes. Any thread.
   virtual int64_t network_nbytes() const = 0;

@@ -8,6 +8,8 @@
 namespace gradred::comm {
 namespace {
 
+constexpr int kTransports = 4;  // control, data, side, diff
+
 enum class Life : uint8_t { kAlive, kClosed, kKilled, kGone };
 
 // What the worlds of one job share.
@@ -20,7 +22,7 @@ struct Job {
   }
   const LoopbackOptions options;
   uint64_t nonce = 0;
-  std::shared_ptr<LoopbackHub> hubs[3];
+  std::shared_ptr<LoopbackHub> hubs[kTransports];
   std::vector<std::atomic<Life>> life;
 };
 
@@ -28,7 +30,8 @@ class LoopbackWorld : public World {
  public:
   LoopbackWorld(std::shared_ptr<Job> job, Topology topology, std::unique_ptr<Bootstrap> bootstrap)
       : job_(std::move(job)), topology_(std::move(topology)), bootstrap_(std::move(bootstrap)) {
-    for (int i = 0; i < 3; ++i) transports_[i] = job_->hubs[i]->MakeTransport(topology_.rank);
+    for (int i = 0; i < kTransports; ++i)
+      transports_[i] = job_->hubs[i]->MakeTransport(topology_.rank);
   }
   ~LoopbackWorld() override {
     Life alive = Life::kAlive;
@@ -44,11 +47,17 @@ class LoopbackWorld : public World {
   Transport& control() override { return *transports_[0]; }
   Transport& data() override { return *transports_[1]; }
   Transport& side() override { return *transports_[2]; }
+  Transport& diff() override { return *transports_[3]; }
 
   std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int set_id) override {
     return Make(control(), members, set_id, 0);
   }
-  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override;
+  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override {
+    return MakeForTensors(data(), members, set_id);
+  }
+  std::unique_ptr<Communicator> MakeDiff(const std::vector<int>& members, int context) override {
+    return MakeForTensors(diff(), members, context);
+  }
 
   int64_t network_nbytes() const override { return 0; }  // there is none
 
@@ -78,6 +87,8 @@ class LoopbackWorld : public World {
   }
 
  private:
+  std::unique_ptr<Communicator> MakeForTensors(Transport& transport,
+                                               const std::vector<int>& members, int set_id) const;
   std::unique_ptr<Communicator> Make(Transport& transport, std::vector<int> members, int set_id,
                                      int use) const {
     return MakeAlgorithmCommunicator(transport, std::move(members),
@@ -88,11 +99,13 @@ class LoopbackWorld : public World {
   const std::shared_ptr<Job> job_;
   const Topology topology_;
   const std::unique_ptr<Bootstrap> bootstrap_;
-  std::unique_ptr<Transport> transports_[3];
+  std::unique_ptr<Transport> transports_[kTransports];
 };
 
-std::unique_ptr<Communicator> LoopbackWorld::MakeData(const std::vector<int>& members, int set_id) {
-  auto flat = Make(data(), members, set_id, 0);
+std::unique_ptr<Communicator> LoopbackWorld::MakeForTensors(Transport& transport,
+                                                            const std::vector<int>& members,
+                                                            int set_id) const {
+  auto flat = Make(transport, members, set_id, 0);
   if (!job_->options.hierarchical) return flat;
   const Topology set = topology_.Restrict(members);
   std::vector<int> intra, inter;
@@ -105,9 +118,9 @@ std::unique_ptr<Communicator> LoopbackWorld::MakeData(const std::vector<int>& me
     if (node != set.node_of[set.rank]) continue;
     for (const int r : ranks) intra.push_back(members[r]);
   }
-  auto intra_communicator = Make(data(), intra, set_id, 1);
+  auto intra_communicator = Make(transport, intra, set_id, 1);
   auto inter_communicator =
-      set.local_rank < parts ? Make(data(), inter, set_id, 2) : std::unique_ptr<Communicator>();
+      set.local_rank < parts ? Make(transport, inter, set_id, 2) : std::unique_ptr<Communicator>();
   return MakeHierarchical(set, std::move(intra_communicator), std::move(inter_communicator),
                           std::move(flat), job_->options.hierarchical_options);
 }

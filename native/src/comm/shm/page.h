@@ -13,7 +13,7 @@
 
 namespace gradred::comm::shm {
 
-constexpr int kTransports = 3;  // control, data, side
+constexpr int kTransports = 4;  // control, data, side, diff
 
 enum class MemberState : uint32_t { kOpen, kClosed, kFailed };
 
@@ -23,7 +23,7 @@ struct Member {
   alignas(64) std::atomic<uint32_t> state{0};
   char cause[444];  // text of the engine error, ended by 0; written before kFailed
 };
-static_assert(sizeof(Member) == 10 * 64);
+static_assert(sizeof(Member) == (kTransports + 7) * 64);
 
 struct PageOptions {
   int64_t ring_nbytes = 0;  // a power of two, at least 64; 0: by the number of ranks
