@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 from gradred._native import core
 from gradred.errors import InvalidArgument, Unsupported
 
-__all__ = ["DTYPES", "Input", "as_input", "check_output"]
+__all__ = ["DTYPES", "Input", "as_input", "as_list", "check_output"]
 
 # Element types that can be reduced, by NumPy's names.
 DTYPES = (
     "bool",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
     "int8",
     "int16",
     "int32",
@@ -70,6 +74,14 @@ def as_input(value: Any, what: str) -> Input:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return Input(_contiguous(array), name)
+
+
+def as_list(values: Any, what: str) -> list[Any]:
+    """The tensors of a grouped call. Raises InvalidArgument for what is no list of them."""
+    one = isinstance(values, str | bytes) or hasattr(values, "__array__")
+    if one or not isinstance(values, Iterable):
+        raise InvalidArgument(f"{what}: expected a list of tensors, got {type(values).__name__}")
+    return list(values)
 
 
 def check_output(out: Any, value: Input, what: str) -> None:

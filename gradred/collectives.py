@@ -15,7 +15,6 @@ ranks that come from different lines need a name.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -25,10 +24,10 @@ import numpy as np
 
 from gradred import basics
 from gradred._native import core
-from gradred.arrays import Input, as_input, check_output
+from gradred.arrays import Input, as_input, as_list, check_output
 from gradred.errors import InvalidArgument
-from gradred.process_sets import ProcessSet, global_process_set
-from gradred.reduce_ops import ReduceOp, native_name
+from gradred.process_sets import ProcessSet, global_process_set, member_of
+from gradred.reduce_ops import ReduceOp, checked_factors, native_name
 
 __all__ = [
     "allgather",
@@ -58,11 +57,12 @@ def allreduce(
 ) -> np.ndarray:
     """Reduces an array over the ranks, element by element.
 
-    array: any shape, the same on all ranks; bool (not Average), uint8, int8 to int64, float16,
-    bfloat16, float32 or float64. Averages of integers are rounded toward zero and never wrap;
-    halves are accumulated in float32. prescale_factor multiplies before, postscale_factor after the
-    reduction. wire: "none", "float16" or "bfloat16", the dtype that float32 and float64 travel in;
-    None: the setting GRADRED_WIRE. What overflows there is counted: ``metrics().saturated``.
+    array: any shape, the same on all ranks; bool (not Average), int8 to int64, uint8 to uint64,
+    float16, bfloat16, float32 or float64. Averages of integers are rounded toward zero and never
+    wrap; halves are accumulated in float32. prescale_factor multiplies before, postscale_factor
+    after the reduction. wire: "none", "float16" or "bfloat16", the dtype that float32 and float64
+    travel in; None: the setting GRADRED_WIRE. What overflows there is counted:
+    ``metrics().saturated``.
     out: where the result goes: a C-contiguous, writable NumPy array of the input's shape and dtype,
     the input itself (in place) or one that shares no memory with it. Ranks may differ in giving
     one. After an error its contents are undefined, and they may change until the engine is done
@@ -71,8 +71,8 @@ def allreduce(
     Returns: an array of the input's shape and dtype, equal on all ranks; ``out`` if given.
 
     Raises:
-        InvalidArgument: dtype, op, wire or out; a prescale_factor for an Average of int64; this
-            rank is no member of the process set.
+        InvalidArgument: dtype, op, wire or out; a prescale_factor for an Average of int64 or
+            uint64; this rank is no member of the process set.
         Unsupported: Adasum; a tensor that is not in host memory.
         Mismatch: ranks differ in shape, dtype, op, factors or wire. The same on all ranks.
         Abandoned: another rank gave up. NotInitialized: before ``init()``.
@@ -97,7 +97,7 @@ def grouped_allreduce(
     errors of each array: see ``allreduce``.
     """
     factors = (prescale_factor, postscale_factor)
-    return _reduce("grouped_allreduce", list(arrays), op, name, factors, process_set, wire)
+    return _reduce("grouped_allreduce", arrays, op, name, factors, process_set, wire)
 
 
 def reducescatter(
@@ -140,7 +140,7 @@ def grouped_reducescatter(
     The list must have the same length, shapes and dtypes on all ranks.
     """
     factors = (prescale_factor, postscale_factor)
-    return _reduce("grouped_reducescatter", list(arrays), op, name, factors, process_set, wire)
+    return _reduce("grouped_reducescatter", arrays, op, name, factors, process_set, wire)
 
 
 def allgather(
@@ -166,7 +166,7 @@ def grouped_allgather(
     The list must have the same length and dtypes on all ranks, and the same shapes but for the
     first dimensions.
     """
-    return _allgather("grouped_allgather", list(arrays), name, process_set)
+    return _allgather("grouped_allgather", arrays, name, process_set)
 
 
 def alltoall(
@@ -191,7 +191,7 @@ def alltoall(
     """
     what = _what("alltoall", name)
     [value] = _rows([array], what)
-    number = process_set.require_member(what)
+    number = member_of(process_set, what)
     counts = None if splits is None else _splits(splits, what, number)
     domain = name or _unnamed("alltoall", [value], number)
     entry = _entry("alltoall", domain, value.dtype, value.array.shape)
@@ -218,7 +218,7 @@ def broadcast(
     """
     what = _what("broadcast", name)
     value = as_input(array, what)
-    number = process_set.require_member(what)
+    number = member_of(process_set, what)
     if root_rank not in process_set.ranks:
         raise InvalidArgument(
             f"{what}: root_rank={root_rank!r}: expected a rank of process set {number} "
@@ -233,7 +233,7 @@ def broadcast(
 
 def barrier(name: str | None = None, *, process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks of the process set have called it."""
-    number = process_set.require_member("barrier")
+    number = member_of(process_set, _what("barrier", name))
     domain = name or f"barrier.{number}.{_call_site()}"
     core.run(domain, number, [_entry("barrier", domain, "uint8", ())], [], [None])
 
@@ -251,22 +251,17 @@ def _reduce(
     what = _what(operation, name)
     reduce_op = native_name(op, what)
     scatter = operation.endswith("reducescatter")
+    arrays = as_list(arrays, what)
     wire = basics.settings().wire if wire is None else wire
     if wire not in _WIRES:
         raise InvalidArgument(f"{what}: wire={wire!r}: expected one of {', '.join(_WIRES)}")
-    for label, factor in zip(("prescale_factor", "postscale_factor"), factors, strict=True):
-        if type(factor) is float and math.isfinite(factor):
-            continue
-        if not isinstance(factor, (int, float, np.number)) or not np.isfinite(factor):
-            raise InvalidArgument(f"{what}: {label}={factor!r}: expected a finite number")
-    if not isinstance(process_set, ProcessSet):
-        raise InvalidArgument(f"{what}: process_set={process_set!r}: expected a ProcessSet")
+    factors = checked_factors(*factors, what)
     values = _rows(arrays, what) if scatter else [as_input(array, what) for array in arrays]
     outputs = []
     if out is not None:
         check_output(out, values[0], what)
         outputs = [out]
-    number = process_set.require_member(what)
+    number = member_of(process_set, what)
     if not values:
         return []
     domain = name or _unnamed(operation, values, number)
@@ -301,7 +296,7 @@ def _spec(key: tuple[Any, ...]) -> core.Spec:
         label = domain if len(tensors) == 1 else f"{domain}/{position}"
         entry = _entry(kind, label, dtype, shape)
         entry["reduce_op"] = reduce_op
-        entry["prescale"], entry["postscale"] = map(float, factors)
+        entry["prescale"], entry["postscale"] = factors
         if wire != "none" and dtype in ("float32", "float64"):
             entry["wire"] = wire
         entries.append(entry)
@@ -315,8 +310,8 @@ def _allgather(
     operation: str, arrays: Sequence[Any], name: str | None, process_set: ProcessSet
 ) -> list[np.ndarray]:
     what = _what(operation, name)
-    values = _rows(arrays, what)
-    number = process_set.require_member(what)
+    values = _rows(as_list(arrays, what), what)
+    number = member_of(process_set, what)
     if not values:
         return []
     domain = name or _unnamed(operation, values, number)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from gradred._native import core
 from gradred.errors import InvalidArgument
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set"]
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "member_of"]
 
 
 class ProcessSet:
@@ -84,6 +85,16 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: list[ProcessSet] = []
+
+
+def member_of(process_set: Any, what: str) -> int:
+    """The id of the set that a call names, whose member this rank has to be.
+
+    Raises InvalidArgument, naming the call ``what``, or NotInitialized.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgument(f"{what}: process_set={process_set!r}: expected a ProcessSet")
+    return process_set.require_member(what)
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import enum
+import math
+import numbers
 
 from gradred.errors import InvalidArgument, Unsupported
 
-__all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "native_name"]
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "checked_factors",
+    "native_name",
+]
 
 
 class ReduceOp(enum.IntEnum):
@@ -33,3 +45,12 @@ def native_name(op: ReduceOp | int, what: str) -> str:
     if op is ReduceOp.Adasum:
         raise Unsupported(f"{what}: Adasum is not supported; use Average or Sum")
     return op.name.lower()
+
+
+def checked_factors(prescale: float, postscale: float, what: str) -> tuple[float, float]:
+    """Both as they will be used. Raises InvalidArgument, naming the call ``what``."""
+    for label, factor in (("prescale_factor", prescale), ("postscale_factor", postscale)):
+        number = type(factor) is float or isinstance(factor, numbers.Real)
+        if not number or not math.isfinite(factor):
+            raise InvalidArgument(f"{what}: {label}={factor!r}: expected a finite number")
+    return float(prescale), float(postscale)

@@ -13,10 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 from gradred import basics
+from gradred.arrays import as_list
 from gradred.compression import wire_of
 from gradred.errors import InvalidArgument
-from gradred.process_sets import ProcessSet, global_process_set
-from gradred.reduce_ops import ReduceOp, native_name
+from gradred.process_sets import ProcessSet, global_process_set, member_of
+from gradred.reduce_ops import ReduceOp, checked_factors, native_name
 from gradred.tensorflow import differentiable, graph
 from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.tensors import as_reducible, as_rows, as_tensor, movable
@@ -34,7 +35,7 @@ def allgather(
     """The ranks' tensors one after the other along the first dimension. Collective; differentiable.
 
     tensor: at least one dimension; the first may differ between ranks (also be 0), the others must
-    agree. dtypes: those of ``allreduce``, uint16 to uint64 and complex64.
+    agree. dtypes: those of ``allreduce``, and complex64.
 
     Returns: a tensor of shape [sum of first dimensions, ...], equal on all ranks.
 
@@ -56,7 +57,7 @@ def grouped_allgather(
     The list must have the same length and dtypes on all ranks, and the same shapes but for the
     first dimensions.
     """
-    return _allgather("grouped_allgather", list(tensors), name, process_set)
+    return _allgather("grouped_allgather", tensors, name, process_set)
 
 
 @plain_python
@@ -82,7 +83,7 @@ def alltoall(
     InvalidArgument also for a scalar, and for splits that do not fit: the other ranks then get
     Abandoned.
     """
-    number = process_set.require_member("alltoall")
+    number = member_of(process_set, "alltoall")
     domain = graph.domain_name("alltoall", name)
     what = f"alltoall of '{domain}'"
     moved, restore = movable(as_rows(as_tensor(tensor, what), what), what)
@@ -139,18 +140,19 @@ def grouped_reducescatter(
     """
     factors = (prescale_factor, postscale_factor)
     return _reducescatter(
-        "grouped_reducescatter", list(tensors), compression, op, name, process_set, factors
+        "grouped_reducescatter", tensors, compression, op, name, process_set, factors
     )
 
 
 def _allgather(
     kind: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet
 ) -> list[tf.Tensor]:
-    process_set.require_member(kind)
-    if not tensors:
-        return []
+    member_of(process_set, kind)
     domain = graph.domain_name(kind, name)
     what = f"{kind} of '{domain}'"
+    tensors = as_list(tensors, what)
+    if not tensors:
+        return []
     moved = [movable(as_rows(as_tensor(tensor, what), what), what) for tensor in tensors]
     gathered = differentiable.allgather([x for x, _ in moved], domain, process_set)
     return [restore(x) for (_, restore), x in zip(moved, gathered, strict=True)]
@@ -166,14 +168,15 @@ def _reducescatter(
     factors: tuple[float, float],
 ) -> list[tf.Tensor]:
     reduce_op = native_name(op, kind)
-    process_set.require_member(kind)
+    scales = checked_factors(*factors, kind)
+    member_of(process_set, kind)
     wire = wire_of(compression, basics.settings().wire, kind)
-    if not tensors:
-        return []
     domain = graph.domain_name(kind, name)
     what = f"{kind} of '{domain}'"
+    tensors = as_list(tensors, what)
+    if not tensors:
+        return []
     rows = [as_rows(as_reducible(tensor, what), what) for tensor in tensors]
-    scales = (float(factors[0]), float(factors[1]))
     return differentiable.reducescatter(rows, reduce_op, wire, scales, domain, process_set)
 
 

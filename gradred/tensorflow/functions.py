@@ -6,6 +6,7 @@ graph they raise TensorFlow's when it runs (see docs/errors.md), with the same t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 
 import tensorflow as tf
 from gradred import basics
+from gradred.arrays import as_list
 from gradred.compression import wire_of
 from gradred.errors import InvalidArgument, Unsupported
-from gradred.process_sets import ProcessSet, global_process_set
-from gradred.reduce_ops import ReduceOp, native_name
+from gradred.process_sets import ProcessSet, global_process_set, member_of
+from gradred.reduce_ops import ReduceOp, checked_factors, native_name
 from gradred.tensorflow import differentiable, graph
 from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
@@ -53,10 +55,10 @@ def allreduce(
     """Reduces a tensor over the ranks, element by element. Collective; differentiable.
 
     tensor: a tensor, variable or array, the same shape and dtype on all ranks; bool (not Average),
-    uint8, int8 to int64, float16, bfloat16, float32 or float64. Or tf.IndexedSlices (Sum, Average):
-    the ranks' slices one after the other, not compressed. compression: of Compression; None: the
-    setting GRADRED_WIRE. op: Average if not given. average, device_dense, device_sparse and
-    ignore_name_scope are there for Horovod's scripts: average=False means Sum, the others mean
+    int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64. Or tf.IndexedSlices (Sum,
+    Average): the ranks' slices one after the other, not compressed. compression: of Compression;
+    None: the setting GRADRED_WIRE. op: Average if not given. average, device_dense, device_sparse
+    and ignore_name_scope are there for Horovod's scripts: average=False means Sum, the others mean
     nothing.
 
     Returns: a tensor of the same shape and dtype, equal on all ranks.
@@ -70,7 +72,7 @@ def allreduce(
     """
     op = _op(op, average)
     if isinstance(tensor, tf.IndexedSlices):
-        scale = float(prescale_factor) * float(postscale_factor)
+        scale = math.prod(checked_factors(prescale_factor, postscale_factor, "allreduce"))
         return allreduce_slices(tensor, op, scale, name, process_set)
     return grouped_allreduce(
         [tensor],
@@ -105,22 +107,24 @@ def grouped_allreduce(
     """
     op = _op(op, average)
     reduce_op = native_name(op, _kind)
-    process_set.require_member(_kind)
+    member_of(process_set, _kind)
+    scales = checked_factors(prescale_factor, postscale_factor, _kind)
     wire = wire_of(compression, basics.settings().wire, _kind)
     domain = graph.domain_name(_kind, name)
-    results: list[Any] = list(tensors)
+    results = as_list(tensors, f"{_kind} of '{domain}'")
     dense = [i for i, t in enumerate(results) if not isinstance(t, tf.IndexedSlices)]
-    scale = float(prescale_factor) * float(postscale_factor)
     for i, tensor in enumerate(results):
         if isinstance(tensor, tf.IndexedSlices):
-            results[i] = allreduce_slices(tensor, op, scale, f"{domain}/{i}", process_set)
+            results[i] = allreduce_slices(
+                tensor, op, math.prod(scales), f"{domain}/{i}", process_set
+            )
     if not dense:
         return results
     reduced = differentiable.allreduce(
         [as_reducible(results[i], f"{_kind} of '{domain}'") for i in dense],
         reduce_op,
         wire,
-        (float(prescale_factor), float(postscale_factor)),
+        scales,
         domain,
         process_set,
     )
@@ -145,7 +149,7 @@ def broadcast(
     The gradient is, on the root, the sum of the ranks' cotangents, and zero on the others.
     Raises: see ``allreduce``.
     """
-    process_set.require_member("broadcast")
+    member_of(process_set, "broadcast")
     root = _root(root_rank, process_set, "broadcast")
     domain = graph.domain_name("broadcast", name)
     moved, restore = movable(as_tensor(tensor, "broadcast"), f"broadcast of '{domain}'")
@@ -188,7 +192,7 @@ def barrier(name: str | None = None, process_set: ProcessSet = global_process_se
     In a tf.function it runs in the order of the program. Returns: None; in a graph of tf.compat.v1
     the operation that finishes then.
     """
-    number = process_set.require_member("barrier")
+    number = member_of(process_set, "barrier")
     label = graph.domain_name("barrier", name)
     member = Member(label, "barrier", "uint8", "uint8", (0,))
     domain = declare(label, [member], [], number)
@@ -206,7 +210,7 @@ def allreduce_slices(
     """The ranks' slices one after the other; Average divides the values by the number of ranks."""
     if op not in (ReduceOp.Sum, ReduceOp.Average):
         raise Unsupported(f"allreduce of tf.IndexedSlices with op={op!r}: expected Sum or Average")
-    process_set.require_member("allreduce")
+    member_of(process_set, "allreduce")
     domain = graph.domain_name("allreduce", name)
     if op == ReduceOp.Average:
         scale /= process_set.size()
@@ -227,7 +231,7 @@ def allreduce_slices(
 def _broadcast_variables(
     variables: list[Any], root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Any:
-    process_set.require_member("broadcast_variables")
+    member_of(process_set, "broadcast_variables")
     root = _root(root_rank, process_set, "broadcast_variables")
     if not variables:
         return None

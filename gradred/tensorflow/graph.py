@@ -13,7 +13,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
 
 import tensorflow as tf
-from gradred.errors import Unsupported
+from gradred.errors import InvalidArgument, Unsupported
 
 __all__ = [
     "call_site",
@@ -80,10 +80,14 @@ def domain_name(kind: str, name: str | None) -> str:
     kind: the operation. name: the user's, or None: then the line that calls, or in a graph the
     function that is traced. Calls traced into one outermost graph get names of their own.
     """
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgument(f"{kind}: name={name!r}: expected text, got {type(name).__name__}")
+    if name:  # without the kind: another operation under this name has to meet this one
+        return unique(name)
     if tf.executing_eagerly():
-        return f"{kind}:{name or call_site()}"
+        return f"{kind}:{call_site()}"
     # Not the line: AutoGraph runs generated files, whose names differ between ranks.
-    return unique(f"{kind}:{name or getattr(_outermost_graph(), 'name', None) or 'graph'}")
+    return unique(f"{kind}:{getattr(_outermost_graph(), 'name', None) or 'graph'}")
 
 
 def unique(name: str) -> str:

@@ -13,12 +13,7 @@ from gradred.tensorflow.ops import static_shape
 __all__ = ["as_reducible", "as_rows", "as_tensor", "declared_shape", "movable"]
 
 # Types that are moved, not computed with, as others of the same size.
-_MOVED_AS = {
-    tf.uint16: tf.int16,
-    tf.uint32: tf.int32,
-    tf.uint64: tf.int64,
-    tf.complex64: tf.int64,
-}
+_MOVED_AS = {tf.complex64: tf.int64}
 
 
 def as_tensor(value: Any, what: str) -> tf.Tensor:

@@ -32,6 +32,12 @@ DType DTypeOf(TF_DataType type) {
       return DType::kBool;
     case TF_UINT8:
       return DType::kUint8;
+    case TF_UINT16:
+      return DType::kUint16;
+    case TF_UINT32:
+      return DType::kUint32;
+    case TF_UINT64:
+      return DType::kUint64;
     case TF_INT8:
       return DType::kInt8;
     case TF_INT16:
@@ -51,10 +57,10 @@ DType DTypeOf(TF_DataType type) {
     default:
       break;
   }
-  throw Error(
-      Kind::kInvalidArgument,
-      "a tensor of TensorFlow's type number " + std::to_string(static_cast<unsigned>(type)) +
-          "; supported are bool, uint8, int8 to int64, float16, bfloat16, float32, float64");
+  throw Error(Kind::kInvalidArgument, "a tensor of TensorFlow's type number " +
+                                          std::to_string(static_cast<unsigned>(type)) +
+                                          "; supported are bool, uint8 to uint64, int8 to int64, "
+                                          "float16, bfloat16, float32, float64");
 }
 
 TensorPtr Input(TF_OpKernelContext* context, int index) {

@@ -7,7 +7,9 @@
 
 namespace gradred::tf {
 
-#define GRADRED_TF_TYPES "{bool, uint8, int8, int16, int32, int64, half, bfloat16, float, double}"
+#define GRADRED_TF_TYPES                                                                     \
+  "{bool, uint8, uint16, uint32, uint64, int8, int16, int32, int64, half, bfloat16, float, " \
+  "double}"
 constexpr char kTensorType[] = "T: " GRADRED_TF_TYPES;
 constexpr char kTensorTypes[] = "T: list(" GRADRED_TF_TYPES ") >= 1";
 constexpr char kInputTypes[] = "Tin: list(" GRADRED_TF_TYPES ") >= 0";

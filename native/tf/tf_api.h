@@ -27,7 +27,10 @@ enum TF_DataType : unsigned {
   TF_INT64 = 9,
   TF_BOOL = 10,
   TF_BFLOAT16 = 14,
-  TF_HALF = 19
+  TF_UINT16 = 17,
+  TF_HALF = 19,
+  TF_UINT32 = 22,
+  TF_UINT64 = 23
 };
 enum TF_Code : unsigned {
   TF_OK = 0,

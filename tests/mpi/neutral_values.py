@@ -10,7 +10,10 @@ import gradred as gr
 DTYPES = [
     *map(
         np.dtype,
-        ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"],
+        [
+            *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+            *("float16", "float32", "float64"),
+        ],
     ),
     np.dtype(ml_dtypes.bfloat16),
 ]

@@ -117,8 +117,8 @@ def test_dlpack(rank: int, size: int) -> None:
     same(gr.allreduce(FakeTensor(mine.T), gr.Sum), expected.T)
     with pytest.raises(gr.Unsupported, match="device type 2"):
         gr.allreduce(FakeTensor(mine, 2))
-    with pytest.raises(gr.InvalidArgument, match="16 bits"):
-        gr.allreduce(FakeTensor(np.zeros(3, np.uint16)))
+    with pytest.raises(gr.InvalidArgument, match="64 bits"):
+        gr.allreduce(FakeTensor(np.zeros(3, np.complex64)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -158,7 +158,7 @@ def test_barrier_and_objects(rank: int, size: int) -> None:
 
 
 def test_arguments_are_checked_before_anybody_waits() -> None:
-    for bad in (np.zeros(2, complex), np.array(["a"]), np.array([object()]), np.zeros(2, "u2")):
+    for bad in (np.zeros(2, complex), np.array(["a"]), np.array([object()]), np.zeros(2, "S2")):
         with pytest.raises(gr.InvalidArgument, match=r"'x'.*dtype"):
             gr.allreduce(bad, name="x")
     with pytest.raises(gr.InvalidArgument, match="op=7"):

@@ -37,6 +37,12 @@ inline void StoreInteger(char* base, DType dtype, int64_t index, int64_t value) 
       return put(static_cast<uint8_t>(value != 0));
     case DType::kUint8:
       return put(static_cast<uint8_t>(value));
+    case DType::kUint16:
+      return put(static_cast<uint16_t>(value));
+    case DType::kUint32:
+      return put(static_cast<uint32_t>(value));
+    case DType::kUint64:
+      return put(static_cast<uint64_t>(value));
     case DType::kInt8:
       return put(static_cast<int8_t>(value));
     case DType::kInt16:
@@ -66,6 +72,12 @@ inline double LoadNumber(const char* base, DType dtype, int64_t index) {
       return get(uint8_t{});
     case DType::kUint8:
       return get(uint8_t{});
+    case DType::kUint16:
+      return get(uint16_t{});
+    case DType::kUint32:
+      return get(uint32_t{});
+    case DType::kUint64:
+      return static_cast<double>(get(uint64_t{}));
     case DType::kInt8:
       return get(int8_t{});
     case DType::kInt16:
@@ -91,7 +103,7 @@ inline double LoadNumber(const char* base, DType dtype, int64_t index) {
 inline int64_t InputValue(const reduce::Section& section, uint64_t seed, int rank, int64_t index,
                           int halvings) {
   const int64_t h = static_cast<int64_t>(Hash(seed + section.offset, rank, index) >> 8);
-  const bool is_signed = section.dtype != DType::kBool && section.dtype != DType::kUint8;
+  const bool is_signed = IsFloating(section.dtype) || section.dtype >= DType::kInt8;
   switch (section.op) {
     case reduce::ReduceOp::kSum:
       return section.dtype == DType::kBool ? h % 4 == 0 : is_signed ? h % 7 - 3 : h % 7;

@@ -42,6 +42,12 @@ F ValueOf(DType d, const uint8_t* p) {
       return *p != 0;
     case DType::kUint8:
       return *p;
+    case DType::kUint16:
+      return Get<uint16_t>(p);
+    case DType::kUint32:
+      return static_cast<F>(Get<uint32_t>(p));
+    case DType::kUint64:
+      return static_cast<F>(Get<uint64_t>(p));
     case DType::kInt8:
       return Get<int8_t>(p);
     case DType::kInt16:
@@ -104,6 +110,12 @@ void StoreAs(DType d, uint8_t* p, F v) {
       return;
     case DType::kUint8:
       return Put(p, Clamped<uint8_t>(v));
+    case DType::kUint16:
+      return Put(p, Clamped<uint16_t>(v));
+    case DType::kUint32:
+      return Put(p, Clamped<uint32_t>(v));
+    case DType::kUint64:
+      return Put(p, Clamped<uint64_t>(v));
     case DType::kInt8:
       return Put(p, Clamped<int8_t>(v));
     case DType::kInt16:
@@ -122,7 +134,7 @@ void StoreAs(DType d, uint8_t* p, F v) {
   }
 }
 
-bool InDouble(DType d) { return d == DType::kFloat64 || d == DType::kInt32 || d == DType::kInt64; }
+bool InDouble(DType d) { return d == DType::kFloat64 || (IsInteger(d) && DTypeSize(d) >= 4); }
 
 bool Finite(DType d, const uint8_t* p) {
   return !IsFloating(d) || std::isfinite(ValueOf<double>(d, p));
@@ -349,6 +361,27 @@ TEST(IntegerAveragesNeverWrap) {
   CHECK_EQ(int(all[1]), 0);
   CHECK_EQ(int(all[2]), 0);
   CHECK_ERROR(UnpackIntegerAverage(all, DType::kFloat32, bools, 1, 2), Kind::kInternal, "float32");
+}
+
+TEST(Uint64AveragesAreExact) {
+  std::mt19937_64 random(kSeed);
+  for (int size : {1, 2, 3, 27648}) {
+    uint64_t packed[8] = {};  // as the sums of int64 are made
+    unsigned __int128 exact[4] = {};
+    for (int rank = 0; rank < size; ++rank) {
+      const uint64_t values[4] = {UINT64_MAX, random(), random() % 7, rank == 0 ? 1u : 0u};
+      int64_t mine[8];
+      PackInt64Average(mine, values, 4, size);
+      for (int i = 0; i < 8; ++i) packed[i] += static_cast<uint64_t>(mine[i]);
+      for (int i = 0; i < 4; ++i) exact[i] += values[i];
+    }
+    int64_t sums[8];
+    std::memcpy(sums, packed, sizeof sums);
+    uint64_t mean[4];
+    UnpackInt64Average(mean, sums, 4, size);
+    for (int i = 0; i < 4; ++i)
+      CHECK_EQ(mean[i], static_cast<uint64_t>(exact[i] / static_cast<unsigned>(size)));
+  }
 }
 
 TEST(Int64AveragesAreExact) {

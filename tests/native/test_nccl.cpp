@@ -90,7 +90,7 @@ LayoutPtr One(int64_t count, DType dtype, ReduceOp op = ReduceOp::kSum) {
 }
 
 bool NcclHas(const reduce::Section& s) {
-  return s.dtype != DType::kInt16 && s.op != ReduceOp::kBitAnd;
+  return s.dtype != DType::kInt16 && s.dtype != DType::kUint16 && s.op != ReduceOp::kBitAnd;
 }
 
 // What NCCL does not have: copied to host memory, reduced by messages, copied back.

@@ -125,9 +125,9 @@ template <class T>
 T IntegerOp(ReduceOp op, T a, T b) {
   switch (op) {
     case ReduceOp::kSum:
-      return static_cast<T>(static_cast<__int128>(a) + b);
+      return static_cast<T>(static_cast<unsigned __int128>(a) + b);
     case ReduceOp::kProduct:
-      return static_cast<T>(static_cast<__int128>(a) * b);
+      return static_cast<T>(static_cast<unsigned __int128>(a) * b);
     case ReduceOp::kMin:
       return std::min(a, b);
     case ReduceOp::kMax:
@@ -161,6 +161,12 @@ void Reference(DType d, ReduceOp op, const std::vector<const uint8_t*>& ins, flo
     }
     case DType::kUint8:
       return Element<uint8_t>(op, ins, out);
+    case DType::kUint16:
+      return Element<uint16_t>(op, ins, out);
+    case DType::kUint32:
+      return Element<uint32_t>(op, ins, out);
+    case DType::kUint64:
+      return Element<uint64_t>(op, ins, out);
     case DType::kInt8:
       return Element<int8_t>(op, ins, out);
     case DType::kInt16:

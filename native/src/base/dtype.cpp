@@ -8,8 +8,9 @@ struct Row {
   int size;
 };
 constexpr Row kRows[kDTypeCount] = {
-    {"bool", 1},  {"uint8", 1},   {"int8", 1},     {"int16", 2},   {"int32", 4},
-    {"int64", 8}, {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8},
+    {"bool", 1},     {"uint8", 1},   {"uint16", 2},  {"uint32", 4}, {"uint64", 8},
+    {"int8", 1},     {"int16", 2},   {"int32", 4},   {"int64", 8},  {"float16", 2},
+    {"bfloat16", 2}, {"float32", 4}, {"float64", 8},
 };
 
 uint32_t Bits(float f) {

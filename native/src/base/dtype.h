@@ -10,6 +10,9 @@ namespace gradred {
 enum class DType : uint8_t {
   kBool,
   kUint8,
+  kUint16,
+  kUint32,
+  kUint64,
   kInt8,
   kInt16,
   kInt32,
@@ -19,7 +22,7 @@ enum class DType : uint8_t {
   kFloat32,
   kFloat64,
 };
-constexpr int kDTypeCount = 10;
+constexpr int kDTypeCount = 13;
 
 int DTypeSize(DType dtype);          // bytes an element
 const char* DTypeName(DType dtype);  // "float16", as NumPy writes it

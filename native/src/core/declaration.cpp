@@ -37,6 +37,10 @@ std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
 }  // namespace
 
+std::string NameInSet(const std::string& name, const NegotiatorOptions& options) {
+  return Quoted(name) + (options.set.empty() ? "" : " in " + options.set);
+}
+
 void CheckDeclaration(const Declaration& declaration) {
   if (!Valid(declaration))
     throw Error(Kind::kInternal, "domain '" + declaration.name + "' declares " +
@@ -89,7 +93,7 @@ Declaration GetDeclaration(Reader* in) {
 }
 
 std::string DescribeMismatch(const std::string& name, const std::vector<Variant>& variants,
-                             const std::vector<int>& world_ranks) {
+                             const NegotiatorOptions& options) {
   size_t fewest = SIZE_MAX, most = 0;
   for (const Variant& variant : variants) {
     fewest = std::min(fewest, variant.declaration->entries.size());
@@ -98,7 +102,7 @@ std::string DescribeMismatch(const std::string& name, const std::vector<Variant>
   const int differs = FirstDifference(variants, fewest);
   const bool counts_differ = fewest != most;
 
-  std::string text = Quoted(name);
+  std::string text = NameInSet(name, options);
   if (differs >= 0)
     text += ", entry " + std::to_string(differs) + " (" +
             Quoted(variants[0].declaration->entries[differs].label) + ")";
@@ -107,7 +111,7 @@ std::string DescribeMismatch(const std::string& name, const std::vector<Variant>
                          : ": ranks cut the entries into different groups";
   for (size_t side = 0; side < variants.size(); ++side) {
     const Declaration& declaration = *variants[side].declaration;
-    text += (side == 0 ? ": " : "; ") + variants[side].holders.Describe(world_ranks) + ": ";
+    text += (side == 0 ? ": " : "; ") + variants[side].holders.Describe(options.world_ranks) + ": ";
     if (differs >= 0) {
       const EntryText& entry = declaration.entries[differs];
       text += entry.signature;

@@ -22,6 +22,9 @@ Digest SignatureDigest(const Declaration& declaration, uint64_t key);
 void PutDeclaration(const Declaration& declaration, Writer* out);
 Declaration GetDeclaration(Reader* in);  // kTransportError for one that CheckDeclaration refuses
 
+// "'loss' in process set 3", for messages.
+std::string NameInSet(const std::string& name, const NegotiatorOptions& options);
+
 // One opinion on what a name stands for, and who holds it.
 struct Variant {
   RankSet holders;
@@ -30,6 +33,6 @@ struct Variant {
 // The same text wherever it is called with the same variants (two or more): the domain, the first
 // thing that differs, and what the ranks on each side declared.
 std::string DescribeMismatch(const std::string& name, const std::vector<Variant>& variants,
-                             const std::vector<int>& world_ranks);
+                             const NegotiatorOptions& options);
 
 }  // namespace gradred::core

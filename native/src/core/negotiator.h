@@ -127,6 +127,7 @@ struct NegotiatorOptions {
   int rank = 0;  // in the set
   int size = 1;
   std::vector<int> world_ranks;  // [size], for messages; empty: the same numbers
+  std::string set;               // for messages: "process set 3"; empty: not said
   uint64_t key = 0;              // of the digests, equal on all ranks
   bool timer = true;             // rule 4
   Nanos fallback_first = kMillisecond, fallback_cap = 5 * kMillisecond;

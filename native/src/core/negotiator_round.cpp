@@ -148,7 +148,7 @@ void Negotiator::Impl::ApplyNews(const Records& records) {
       return a.holders.lowest() < b.holders.lowest();
     });
     const std::string& name = variants[0].declaration->name;
-    FailBatch(name, {Kind::kMismatch, DescribeMismatch(name, variants, options_.world_ranks)});
+    FailBatch(name, {Kind::kMismatch, DescribeMismatch(name, variants, options_)});
   }
 }
 
@@ -161,8 +161,8 @@ void Negotiator::Impl::ApplyAbandoned(const Records& records) {
       throw Error(Kind::kInternal,
                   RankName(rank) + " abandoned batch " + std::to_string(record.batch) + " of '" +
                       name + "', but the ranks are at " + std::to_string(domain->batches));
-    FailBatch(name, {Kind::kAbandoned,
-                     RankName(rank) + " abandoned batch of '" + name + "': " + record.reason});
+    FailBatch(name, {Kind::kAbandoned, RankName(rank) + " abandoned batch of " +
+                                           NameInSet(name, options_) + ": " + record.reason});
   }
 }
 

@@ -33,10 +33,13 @@ void FillNeutral(void* data, DType dtype, int64_t count, ReduceOp op) {
       case DType::kUint8:
       case DType::kInt8:
         return FillWith<uint8_t>(data, count, 1);
+      case DType::kUint16:
       case DType::kInt16:
         return FillWith<int16_t>(data, count, 1);
+      case DType::kUint32:
       case DType::kInt32:
         return FillWith<int32_t>(data, count, 1);
+      case DType::kUint64:
       case DType::kInt64:
         return FillWith<int64_t>(data, count, 1);
       case DType::kFloat16:
@@ -56,6 +59,12 @@ void FillNeutral(void* data, DType dtype, int64_t count, ReduceOp op) {
         return FillWith<uint8_t>(data, count, min ? 1 : 0);
       case DType::kUint8:
         return FillLimits<uint8_t>(data, count, op);
+      case DType::kUint16:
+        return FillLimits<uint16_t>(data, count, op);
+      case DType::kUint32:
+        return FillLimits<uint32_t>(data, count, op);
+      case DType::kUint64:
+        return FillLimits<uint64_t>(data, count, op);
       case DType::kInt8:
         return FillLimits<int8_t>(data, count, op);
       case DType::kInt16:
@@ -89,8 +98,12 @@ void PackElements(const EntrySpec& entry, const MemberPlan& member, const void* 
     FillNeutral(at, member.wire, member.form == Form::kInt64Average ? 2 * count : count,
                 member.form == Form::kPlain ? entry.reduce_op : ReduceOp::kSum);
   } else if (member.form == Form::kInt64Average) {
-    reduce::PackInt64Average(static_cast<int64_t*>(at), static_cast<const int64_t*>(from), count,
-                             set_size);
+    if (entry.dtype == DType::kUint64)
+      reduce::PackInt64Average(static_cast<int64_t*>(at), static_cast<const uint64_t*>(from), count,
+                               set_size);
+    else
+      reduce::PackInt64Average(static_cast<int64_t*>(at), static_cast<const int64_t*>(from), count,
+                               set_size);
   } else {
     reduce::Convert(at, member.wire, from, entry.dtype, count, entry.prescale, counts);
   }
@@ -109,8 +122,12 @@ void UnpackElements(const EntrySpec& entry, const MemberPlan& member, void* outp
                     ConvertCounts* counts) {
   void* to = static_cast<char*>(output) + first * DTypeSize(entry.dtype);
   if (member.form == Form::kInt64Average) {
-    reduce::UnpackInt64Average(static_cast<int64_t*>(to), static_cast<const int64_t*>(at), count,
-                               set_size);
+    if (entry.dtype == DType::kUint64)
+      reduce::UnpackInt64Average(static_cast<uint64_t*>(to), static_cast<const int64_t*>(at), count,
+                                 set_size);
+    else
+      reduce::UnpackInt64Average(static_cast<int64_t*>(to), static_cast<const int64_t*>(at), count,
+                                 set_size);
   } else if (member.form == Form::kIntegerAverage) {
     reduce::UnpackIntegerAverage(to, entry.dtype, static_cast<const int64_t*>(at), count, set_size);
   } else {

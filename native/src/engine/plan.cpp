@@ -30,9 +30,10 @@ void CheckEntry(const DomainSpec& spec, const EntrySpec& entry) {
     Refuse(spec, entry,
            std::string("cannot travel as ") + DTypeName(entry.wire) +
                "; float32 and float64 may be reduced as float16 or bfloat16");
-  if (reduces && entry.reduce_op == ReduceOp::kAverage && entry.dtype == DType::kInt64 &&
-      entry.prescale != 1.0)
-    Refuse(spec, entry, "an average of int64 takes no prescale");
+  const bool wide = entry.dtype == DType::kInt64 || entry.dtype == DType::kUint64;
+  if (reduces && entry.reduce_op == ReduceOp::kAverage && wide && entry.prescale != 1.0)
+    Refuse(spec, entry,
+           std::string("an average of ") + DTypeName(entry.dtype) + " takes no prescale");
   if (!reduces && (entry.prescale != 1.0 || entry.postscale != 1.0))
     Refuse(spec, entry, "prescale and postscale are for reductions");
   if ((entry.op == Op::kAllGather || entry.op == Op::kAllToAll || entry.op == Op::kReduceScatter) &&
@@ -47,7 +48,7 @@ reduce::Section PlanMember(const EntrySpec& entry, int64_t offset, MemberPlan* m
   member->count = entry.count();
   const bool average = entry.reduce_op == ReduceOp::kAverage;
   if (average && IsInteger(entry.dtype)) {
-    const bool wide = entry.dtype == DType::kInt64;
+    const bool wide = DTypeSize(entry.dtype) == 8;
     member->form = wide ? MemberPlan::Form::kInt64Average : MemberPlan::Form::kIntegerAverage;
     member->wire = DType::kInt64;
     return {offset, wide ? 2 * member->count : member->count, DType::kInt64, ReduceOp::kSum};

@@ -17,7 +17,7 @@ struct MemberPlan {
   enum class Form : uint8_t {
     kPlain,           // wire elements, scaled by prescale
     kIntegerAverage,  // int64 sums, divided when unpacked
-    kInt64Average,    // quotient and remainder of each element, 2 * count int64
+    kInt64Average,  // of int64 and uint64: quotient and remainder of each element, 2 * count int64
   };
   Form form = Form::kPlain;
   DType wire = DType::kFloat32;

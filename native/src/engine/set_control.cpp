@@ -10,13 +10,14 @@ namespace gradred::engine {
 
 namespace {
 
-core::NegotiatorOptions OptionsFor(const std::vector<int>& members, comm::World& world,
+core::NegotiatorOptions OptionsFor(int id, const std::vector<int>& members, comm::World& world,
                                    bool timer) {
   core::NegotiatorOptions options;
   const auto me = std::lower_bound(members.begin(), members.end(), world.topology().rank);
   options.rank = static_cast<int>(me - members.begin());
   options.size = static_cast<int>(members.size());
   options.world_ranks = members;
+  options.set = "process set " + std::to_string(id);
   options.key = world.nonce();
   options.timer = timer;
   return options;
@@ -32,7 +33,7 @@ SetControl::SetControl(int id, std::vector<int> members, comm::World& world, boo
       members_(std::move(members)),
       data_(data),
       control_(world.MakeControl(members_, id)),
-      negotiator_(OptionsFor(members_, world, timer)),
+      negotiator_(OptionsFor(id, members_, world, timer)),
       rounds_(id) {}
 
 void SetControl::Open(const BatchPtr& batch) {

@@ -11,9 +11,7 @@
 namespace gradred::reduce {
 namespace {
 
-bool NeedsDouble(DType d) {
-  return d == DType::kFloat64 || d == DType::kInt32 || d == DType::kInt64;
-}
+bool NeedsDouble(DType d) { return d == DType::kFloat64 || (IsInteger(d) && DTypeSize(d) >= 4); }
 
 // By way of F, float or double, block by block in the nearest cache.
 struct Stages {
@@ -84,6 +82,19 @@ void PackInt64Average(int64_t* dst, const int64_t* src, int64_t count, int size)
   }
 }
 
+void PackInt64Average(int64_t* dst, const uint64_t* src, int64_t count, int size) {
+  const uint64_t n = static_cast<uint64_t>(size);
+  for (int64_t i = 0; i < count; ++i) {
+    dst[2 * i] = static_cast<int64_t>(src[i] / n);
+    dst[2 * i + 1] = static_cast<int64_t>(src[i] % n);
+  }
+}
+
+void UnpackInt64Average(uint64_t* dst, const int64_t* src, int64_t count, int size) {
+  for (int64_t i = 0; i < count; ++i)  // sums of int64 wrap as those of uint64 would
+    dst[i] = static_cast<uint64_t>(src[2 * i]) + static_cast<uint64_t>(src[2 * i + 1] / size);
+}
+
 void UnpackInt64Average(int64_t* dst, const int64_t* src, int64_t count, int size) {
   for (int64_t i = 0; i < count; ++i) {
     // |remainders| < size * size, so neither the sum of quotients nor this one leaves the range.
@@ -105,6 +116,10 @@ void UnpackIntegerAverage(void* dst, DType dst_dtype, const int64_t* sums, int64
       return;
     case DType::kUint8:
       return DivideSums(static_cast<uint8_t*>(dst), sums, count, size);
+    case DType::kUint16:
+      return DivideSums(static_cast<uint16_t*>(dst), sums, count, size);
+    case DType::kUint32:
+      return DivideSums(static_cast<uint32_t*>(dst), sums, count, size);
     case DType::kInt8:
       return DivideSums(static_cast<int8_t*>(dst), sums, count, size);
     case DType::kInt16:

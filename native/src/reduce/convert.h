@@ -31,12 +31,14 @@ void Convert(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64
              double scale, ConvertCounts* counts, Stores stores = Stores::kCached);
 
 // Averages of integers never wrap: bool and integers up to 32 bits travel as int64 sums (Convert
-// both ways, with the division here); int64 travels as quotient and remainder by `size`, element
-// i's as the int64 values 2i and 2i + 1, so that every range of pairs is packed and unpacked by
-// itself.
+// both ways, with the division here); int64 and uint64 travel as quotient and remainder by `size`,
+// element i's as the int64 values 2i and 2i + 1 (of uint64: their bits), so that every range of
+// pairs is packed and unpacked by itself.
 void PackInt64Average(int64_t* dst, const int64_t* src, int64_t count, int size);
+void PackInt64Average(int64_t* dst, const uint64_t* src, int64_t count, int size);
 // mean = sum of quotients + (sum of remainders) / size, rounded toward zero. `src`: `count` pairs.
 void UnpackInt64Average(int64_t* dst, const int64_t* src, int64_t count, int size);
+void UnpackInt64Average(uint64_t* dst, const int64_t* src, int64_t count, int size);
 // dst[i] = sums[i] / size, rounded toward zero, cast to an integer dtype.
 void UnpackIntegerAverage(void* dst, DType dst_dtype, const int64_t* sums, int64_t count, int size);
 

@@ -51,7 +51,8 @@ template <class T, class F>
 inline T ClampTo(F v) {
   constexpr F kLow = static_cast<F>(std::numeric_limits<T>::min());
   if constexpr (sizeof(T) == 8) {
-    constexpr F kBeyond = static_cast<F>(0x1p63);  // the largest int64 is not a double
+    // The largest integers of 64 bits are no doubles.
+    constexpr F kBeyond = static_cast<F>(std::is_signed_v<T> ? 0x1p63 : 0x1p64);
     if (v != v) return 0;
     if (v >= kBeyond) return std::numeric_limits<T>::max();
     return v <= kLow ? std::numeric_limits<T>::min() : static_cast<T>(v);
@@ -60,7 +61,8 @@ inline T ClampTo(F v) {
     v = v == v ? v : F(0);
     v = v < kLow ? kLow : v;
     v = v > kHigh ? kHigh : v;
-    return static_cast<T>(static_cast<int32_t>(v));
+    using Wide = std::conditional_t<std::is_same_v<T, uint32_t>, int64_t, int32_t>;
+    return static_cast<T>(static_cast<Wide>(v));
   }
 }
 

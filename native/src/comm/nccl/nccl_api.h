@@ -21,8 +21,9 @@ using ncclResult_t = int;
 using ncclDataType_t = int;
 using ncclRedOp_t = int;
 constexpr ncclResult_t kNcclSuccess = 0, kNcclInProgress = 7;
-constexpr ncclDataType_t kNcclInt8 = 0, kNcclUint8 = 1, kNcclInt32 = 2, kNcclInt64 = 4,
-                         kNcclFloat16 = 6, kNcclFloat32 = 7, kNcclFloat64 = 8, kNcclBfloat16 = 9;
+constexpr ncclDataType_t kNcclInt8 = 0, kNcclUint8 = 1, kNcclInt32 = 2, kNcclUint32 = 3,
+                         kNcclInt64 = 4, kNcclUint64 = 5, kNcclFloat16 = 6, kNcclFloat32 = 7,
+                         kNcclFloat64 = 8, kNcclBfloat16 = 9;
 constexpr ncclRedOp_t kNcclSum = 0, kNcclProd = 1, kNcclMax = 2, kNcclMin = 3;
 constexpr int kNcclScalarHostImmediate = 1;
 

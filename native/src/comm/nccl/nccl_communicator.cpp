@@ -126,8 +126,8 @@ std::vector<Typed> NcclCommunicator::TypesOf(const reduce::Layout& layout, const
   // In the order of DType; bool is reduced by its bytes, which are 0 and 1.
   constexpr ncclDataType_t kNone = -1;
   constexpr ncclDataType_t kTypes[kDTypeCount] = {
-      kNcclUint8, kNcclUint8,   kNcclInt8,     kNone,        kNcclInt32,
-      kNcclInt64, kNcclFloat16, kNcclBfloat16, kNcclFloat32, kNcclFloat64};
+      kNcclUint8, kNcclUint8, kNone,        kNcclUint32,   kNcclUint64,  kNcclInt8,   kNone,
+      kNcclInt32, kNcclInt64, kNcclFloat16, kNcclBfloat16, kNcclFloat32, kNcclFloat64};
   std::vector<Typed> types;
   for (const Section& s : layout.sections()) {
     const bool is_bool = s.dtype == DType::kBool;
