@@ -37,6 +37,7 @@ from gradred.grouping import Groups
 from gradred.process_sets import ProcessSet, add_process_set, global_process_set
 from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from gradred.tensorflow import (
+    SyncBatchNormalization,
     allgather_object,
     barrier,
     broadcast_global_variables,
@@ -48,6 +49,7 @@ from gradred.tensorflow import (
 from gradred.tensorflow import optimizer as _optimizer
 
 from gradred.keras import callbacks, elastic  # isort: skip
+from gradred.keras.files import load_model  # isort: skip
 
 __all__ = [
     "Adasum",
@@ -59,6 +61,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -81,6 +84,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "load_model",
     "local_rank",
     "local_size",
     "metrics",

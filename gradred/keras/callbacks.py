@@ -1,28 +1,35 @@
-"""Callbacks for ``fit``."""
+"""Callbacks for ``fit``. All ranks need the same, in the same order."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
 import gradred
 import tensorflow as tf
+from gradred.errors import Abandoned, InvalidArgument
+from gradred.keras.averages import AveragingCallback
+from gradred.keras.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
 from gradred.process_sets import ProcessSet, global_process_set
-from gradred.reduce_ops import Average, Min
+from gradred.reduce_ops import Min
 from gradred.tensorflow.functions import broadcast_variables
 
-__all__ = ["BroadcastGlobalVariablesCallback", "MetricAverageCallback"]
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "EarlyStopping",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
 
-# The one that the program uses: Keras 3 if imported, else what tf.keras is.
-_Callback: Any = (sys.modules.get("keras") or tf.keras).callbacks.Callback
 
-
-class BroadcastGlobalVariablesCallback(_Callback):
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Gives all ranks the root's model and optimizer state when training begins.
 
-    Before the first batch if all ranks have built model and optimizer by then, else after it.
+    Before the first batch if all ranks have built model and optimizer by then, else after it. The
+    states of random generators stay each rank's own.
 
     root_rank: the rank whose state is taken. device means nothing. local_variables: variables that
     keep their own values on each rank.
@@ -57,36 +64,103 @@ class BroadcastGlobalVariablesCallback(_Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        variables = {id(v): v for v in self.model.variables}
+        variables = {id(v): v for v in self.model.weights}
         variables.update((id(v), v) for v in _optimizer_variables(self.model.optimizer))
         shared = [v for key, v in variables.items() if key not in self._local]
         broadcast_variables(shared, self.root_rank, process_set=self.process_set)
         self._done = True
 
 
-class MetricAverageCallback(_Callback):
-    """Replaces the metrics of an epoch by their averages over the ranks, not weighted.
+class MetricAverageCallback(AveragingCallback):
+    """Replaces the metrics of an epoch by their averages over the samples of all ranks.
 
-    Put it in front of callbacks that read them: ReduceLROnPlateau, ModelCheckpoint, TensorBoard.
-    All ranks need the same metrics. device means nothing.
+    Each rank counts by the number of its samples. A metric that only some ranks have, such as a
+    validation that rank 0 alone makes, is added on the others. Put it in front of callbacks that
+    read metrics: ReduceLROnPlateau, ModelCheckpoint, TensorBoard. device means nothing.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
-        super().__init__()
-        self.process_set = process_set
+        super().__init__(process_set=process_set)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if not logs:
-            return
-        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
-        averages = gradred.allreduce(
-            np.array([float(logs[name]) for name in names]),
-            op=Average,
-            name="metrics " + ", ".join(names),
-            process_set=self.process_set,
+        averages = self.averages(logs, "MetricAverageCallback")
+        if logs is not None:
+            logs.update(averages)
+
+
+class EarlyStopping(AveragingCallback, tf.keras.callbacks.EarlyStopping):  # type: ignore[misc]
+    """keras.callbacks.EarlyStopping that stops all ranks after the same epoch.
+
+    It decides by averages over the samples of all ranks, as MetricAverageCallback makes them; that
+    one need not be there. process_set: the ranks that stop together. Other arguments: those of
+    Keras' callback. With restore_best_weights each rank restores its own weights of the best epoch.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, {**(logs or {}), **self.averages(logs, "EarlyStopping")})
+
+
+class BestModelCheckpoint(AveragingCallback, tf.keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """keras.callbacks.ModelCheckpoint that keeps the best model, written by one rank.
+
+    What is best is decided by averages over the samples of all ranks, as MetricAverageCallback
+    makes them. The first rank of the process set writes, and the others wait; ``best`` is the same
+    on all. filepath may be set later, until training begins, and is needed on the rank that writes.
+    monitor, verbose, mode, save_freq: see Keras' callback.
+
+    Raises, in training: InvalidArgument without a path; on the rank that writes what Keras raises,
+    and Abandoned with its text on the others.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__(
+            "unset.keras" if filepath is None else filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            mode=mode,
+            save_freq=save_freq,
+            process_set=process_set,
         )
-        for name, value in zip(names, averages, strict=True):
-            logs[name] = float(value)
+        if filepath is None:
+            self.filepath = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.filepath is None and self._writes():
+            raise InvalidArgument("BestModelCheckpoint: filepath is not set")
+        super().on_train_begin(logs)
+
+    def _writes(self) -> bool:
+        return gradred.rank() == self.process_set.ranks[0]
+
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        """Where Keras decides, and writes."""
+        logs = {**(logs or {}), **self.averages(logs, "BestModelCheckpoint")}
+        failure: Exception | None = None
+        if self._writes():
+            try:
+                if self.monitor_op is None:  # Keras 3 makes it at the end of an epoch alone
+                    self._set_monitor_op()
+                super()._save_model(epoch, batch, logs)
+            except Exception as error:
+                failure = error
+        text = failure and f"{type(failure).__name__}: {failure}"
+        writer = self.process_set.ranks[0]
+        self.best, text = gradred.broadcast_object(
+            (self.best, text), writer, "BestModelCheckpoint.best", process_set=self.process_set
+        )
+        if failure is not None:
+            raise failure
+        if text is not None:
+            raise Abandoned(f"BestModelCheckpoint: rank {writer} could not write: {text}")
 
 
 def _is_built(model: Any) -> bool:

@@ -58,6 +58,7 @@ from gradred.tensorflow.sessions import (
     BroadcastGlobalVariablesHook,
     broadcast_global_variables,
 )
+from gradred.tensorflow.sync_batch_norm import SyncBatchNormalization
 from gradred.tensorflow.tape import DistributedGradientTape
 from gradred.tensorflow.world import (
     local_rank_op,
@@ -80,6 +81,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
