@@ -112,6 +112,8 @@ class BestModelCheckpoint(AveragingCallback, tf.keras.callbacks.ModelCheckpoint)
     and Abandoned with its text on the others.
     """
 
+    best: Any
+
     def __init__(
         self,
         monitor: str = "val_loss",

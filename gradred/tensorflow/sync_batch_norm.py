@@ -18,7 +18,7 @@ _KERAS_3 = int(getattr(tf.keras, "__version__", "2").split(".")[0]) >= 3
 _REFUSED = ("renorm", "virtual_batch_size", "adjustment")
 
 
-@tf.keras.utils.register_keras_serializable(package="gradred")  # type: ignore[untyped-decorator]
+@tf.keras.utils.register_keras_serializable(package="gradred")
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """keras.layers.BatchNormalization over the samples of all ranks.
 

@@ -10,7 +10,7 @@ import gradred.keras as hvd
 import tensorflow as tf
 from harness.training import assert_close, keras
 
-pytestmark = [pytest.mark.ranks(2, 3, deadline=120), pytest.mark.smoke]
+pytestmark = [pytest.mark.ranks(2, deadline=120), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 STEPS, EPOCHS = 4, 3

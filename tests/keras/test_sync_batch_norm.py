@@ -16,7 +16,8 @@ from harness.training import (
     keras,
 )
 
-pytestmark = [pytest.mark.ranks(2, 3, deadline=120), pytest.mark.smoke]
+pytestmark = [pytest.mark.ranks(2, deadline=120), pytest.mark.smoke]
+three = pytest.mark.ranks(2, 3, deadline=120)
 
 BatchNormalization = keras.layers.BatchNormalization
 if not KERAS_3:  # its fused kernel keeps another variance
@@ -62,9 +63,18 @@ def moving(layer):
     return [np.asarray(tf.convert_to_tensor(v)) for v in layer.non_trainable_variables]
 
 
+@three
 @pytest.mark.parametrize("mode", ["eager", "function"])
-@pytest.mark.parametrize("rows", list(ROWS))
-@pytest.mark.parametrize(("shape", "axis"), [((3,), -1), ((2, 5, 3), -1), ((3, 2, 5), 1)])
+@pytest.mark.parametrize(
+    ("shape", "axis", "rows"),
+    [
+        ((3,), -1, "unequal"),
+        ((3,), -1, "an empty batch"),
+        ((2, 5, 3), -1, "an empty batch"),
+        ((3, 2, 5), 1, "unequal"),
+        ((2, 5, 3), -1, "equal"),
+    ],
+)
 def test_as_one_process_with_the_joined_batch(shape, axis, rows, mode, rank, size):
     rows = ROWS[rows][:size]
     part = mine(rows, rank)
@@ -82,6 +92,7 @@ def test_as_one_process_with_the_joined_batch(shape, axis, rows, mode, rank, siz
         assert_same_on_all_ranks(moving(together))
 
 
+@three
 def test_second_derivatives(rank, size):
     """The gradient's norm by the inputs."""
     rows = ROWS["unequal"][:size]
@@ -151,6 +162,7 @@ def test_halves(policy, rank, size):
     np.testing.assert_allclose(tf.cast(y, tf.float64), expected, rtol=1.01 * digits, atol=1e-4)
 
 
+@three
 def test_masks(rank, size):
     rows, length = ROWS["unequal"][:size], 5
     x = numbers(sum(rows), length, 3)
