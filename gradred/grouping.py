@@ -10,13 +10,23 @@ group. All functions are local and pure: ranks that call them alike get alike pl
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradred.errors import InvalidArgument
 
-__all__ = ["Entry", "Plan", "by_bytes", "by_layer", "by_lists", "into", "make_plan", "parse"]
+__all__ = [
+    "Entry",
+    "Plan",
+    "by_bytes",
+    "by_layer",
+    "by_lists",
+    "into",
+    "keys_of",
+    "make_plan",
+    "parse",
+]
 
 # None: the setting GRADRED_GROUPS; "auto"; "bytes": at the setting GRADRED_GROUP_BYTES; a number of
 # groups; "layer"; "8MiB"; or lists.
@@ -60,12 +70,17 @@ def parse(text: str) -> int | str:
 
 
 def make_plan(
-    entries: Sequence[Entry], ready_order: Sequence[int], groups: Groups, group_nbytes: int
+    entries: Sequence[Entry],
+    ready_order: Sequence[int],
+    groups: Groups,
+    group_nbytes: int,
+    key: Callable[[Any], Hashable] = id,
 ) -> Plan:
     """The plan of a domain.
 
     entries: in the caller's order. ready_order: their indices, first ready first. groups: what the
-    user asked for. group_nbytes: where to cut by bytes if the user asked for nothing.
+    user asked for. group_nbytes: where to cut by bytes if the user asked for nothing. key: gives an
+    entry's key for what the user has put into lists.
 
     Raises InvalidArgument for ``groups`` that mean nothing.
     """
@@ -82,7 +97,7 @@ def make_plan(
     elif isinstance(groups, str):
         ends = by_bytes(ready, _nbytes(groups))
     else:
-        order, ends = by_lists(entries, order, _keys(groups))
+        order, ends = by_lists(entries, order, keys_of(groups, key))
     return Plan(tuple(order), tuple(ends))
 
 
@@ -145,6 +160,18 @@ def by_lists(
     return _gather(ready_order, names)
 
 
+def keys_of(groups: Iterable[Any], key: Callable[[Any], Hashable]) -> list[list[Hashable]]:
+    """Lists of variables as lists of their keys. Raises InvalidArgument for what are no lists."""
+    lists: list[list[Hashable]] = []
+    for group in groups:
+        if not isinstance(group, Sequence) or isinstance(group, str):
+            raise InvalidArgument(
+                f"groups: expected lists of variables, got {type(group).__name__} in the list"
+            )
+        lists.append([key(variable) for variable in group])
+    return lists
+
+
 def describe(entries: Sequence[Entry], plan: Plan) -> str:
     """The plan as text, a line a group, in the order of the domain."""
     lines, begin = [], 0
@@ -182,15 +209,3 @@ def _nbytes(text: str) -> int:
             "such as '16MiB'"
         )
     return int(match[1]) * _UNITS[match[2]]
-
-
-def _keys(groups: Iterable[Any]) -> list[list[Hashable]]:
-    """Lists of variables as lists of keys."""
-    lists: list[list[Hashable]] = []
-    for group in groups:
-        if not isinstance(group, Sequence) or isinstance(group, str):
-            raise InvalidArgument(
-                f"groups: expected lists of variables, got {type(group).__name__} in the list"
-            )
-        lists.append([id(variable) for variable in group])
-    return lists

@@ -33,7 +33,7 @@ from gradred.built import (
 )
 from gradred.compression import Compression
 from gradred.counters import metrics
-from gradred.grouping import Groups
+from gradred.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
 from gradred.process_sets import ProcessSet, add_process_set, global_process_set
 from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from gradred.tensorflow import (
@@ -46,7 +46,6 @@ from gradred.tensorflow import (
     exchanges,
     functions,
 )
-from gradred.tensorflow import optimizer as _optimizer
 
 from gradred.keras import callbacks, elastic  # isort: skip
 from gradred.keras.files import load_model  # isort: skip
@@ -58,6 +57,7 @@ __all__ = [
     "DistributedOptimizer",
     "Max",
     "Min",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Product",
     "Sum",
@@ -99,37 +99,6 @@ __all__ = [
     "shutdown",
     "size",
 ]
-
-
-def DistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = None,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: ReduceOp | int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-) -> Any:
-    """gradred.tensorflow.DistributedOptimizer with its arguments in Horovod's order for Keras."""
-    return _optimizer.DistributedOptimizer(
-        optimizer,
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        backward_passes_per_step=backward_passes_per_step,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-    )
 
 
 def allreduce(

@@ -59,7 +59,7 @@ from gradred.tensorflow.sessions import (
     broadcast_global_variables,
 )
 from gradred.tensorflow.sync_batch_norm import SyncBatchNormalization
-from gradred.tensorflow.tape import DistributedGradientTape
+from gradred.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from gradred.tensorflow.world import (
     local_rank_op,
     local_size_op,
@@ -78,6 +78,7 @@ __all__ = [
     "DistributedOptimizer",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
     "Sum",

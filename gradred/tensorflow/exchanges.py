@@ -84,7 +84,7 @@ def alltoall(
     Abandoned.
     """
     number = member_of(process_set, "alltoall")
-    domain = graph.domain_name("alltoall", name)
+    domain = graph.domain_name("alltoall", name, process_set)
     what = f"alltoall of '{domain}'"
     moved, restore = movable(as_rows(as_tensor(tensor, what), what), what)
     counts = None if splits is None else _splits(splits, what, number)
@@ -148,7 +148,7 @@ def _allgather(
     kind: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet
 ) -> list[tf.Tensor]:
     member_of(process_set, kind)
-    domain = graph.domain_name(kind, name)
+    domain = graph.domain_name(kind, name, process_set)
     what = f"{kind} of '{domain}'"
     tensors = as_list(tensors, what)
     if not tensors:
@@ -171,7 +171,7 @@ def _reducescatter(
     scales = checked_factors(*factors, kind)
     member_of(process_set, kind)
     wire = wire_of(compression, basics.settings().wire, kind)
-    domain = graph.domain_name(kind, name)
+    domain = graph.domain_name(kind, name, process_set)
     what = f"{kind} of '{domain}'"
     tensors = as_list(tensors, what)
     if not tensors:

@@ -24,6 +24,7 @@ from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from gradred.tensorflow.ops import Member, declare, run_members
 from gradred.tensorflow.tensors import as_reducible, as_tensor, movable
+from gradred.tensorflow.variables import label_of
 
 __all__ = [
     "allgather_object",
@@ -110,7 +111,7 @@ def grouped_allreduce(
     member_of(process_set, _kind)
     scales = checked_factors(prescale_factor, postscale_factor, _kind)
     wire = wire_of(compression, basics.settings().wire, _kind)
-    domain = graph.domain_name(_kind, name)
+    domain = graph.domain_name(_kind, name, process_set)
     results = as_list(tensors, f"{_kind} of '{domain}'")
     dense = [i for i, t in enumerate(results) if not isinstance(t, tf.IndexedSlices)]
     for i, tensor in enumerate(results):
@@ -151,7 +152,7 @@ def broadcast(
     """
     member_of(process_set, "broadcast")
     root = _root(root_rank, process_set, "broadcast")
-    domain = graph.domain_name("broadcast", name)
+    domain = graph.domain_name("broadcast", name, process_set)
     moved, restore = movable(as_tensor(tensor, "broadcast"), f"broadcast of '{domain}'")
     return restore(differentiable.broadcast(moved, root, domain, process_set))
 
@@ -193,7 +194,7 @@ def barrier(name: str | None = None, process_set: ProcessSet = global_process_se
     the operation that finishes then.
     """
     number = member_of(process_set, "barrier")
-    label = graph.domain_name("barrier", name)
+    label = graph.domain_name("barrier", name, process_set)
     member = Member(label, "barrier", "uint8", "uint8", (0,))
     domain = declare(label, [member], [], number)
     results, _ = run_members(domain, [tf.zeros([0], tf.uint8)], ordered=True)
@@ -211,7 +212,7 @@ def allreduce_slices(
     if op not in (ReduceOp.Sum, ReduceOp.Average):
         raise Unsupported(f"allreduce of tf.IndexedSlices with op={op!r}: expected Sum or Average")
     member_of(process_set, "allreduce")
-    domain = graph.domain_name("allreduce", name)
+    domain = graph.domain_name("allreduce", name, process_set)
     if op == ReduceOp.Average:
         scale /= process_set.size()
     values, indices = (
@@ -235,7 +236,7 @@ def _broadcast_variables(
     root = _root(root_rank, process_set, "broadcast_variables")
     if not variables:
         return None
-    domain = graph.domain_name("broadcast_variables", name)
+    domain = graph.domain_name("broadcast_variables", name, process_set)
     labels = [label_of(v) for v in variables]
     moved = [
         movable(tf.convert_to_tensor(v), f"broadcast_variables of '{label}'")
@@ -248,11 +249,6 @@ def _broadcast_variables(
         for variable, (_, restore), result in zip(variables, moved, results, strict=True)
     ]
     return None if graph.runs_by_itself() else tf.group(*updates)
-
-
-def label_of(variable: Any) -> str:
-    """A variable's name for messages: "dense/kernel"."""
-    return str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
 
 
 def _op(op: ReduceOp | int | None, average: bool | None) -> ReduceOp | int:

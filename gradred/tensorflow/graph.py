@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 from tensorflow.python.framework import ops as tf_ops
@@ -14,15 +15,18 @@ from tensorflow.python.ops import control_flow_util
 
 import tensorflow as tf
 from gradred.errors import InvalidArgument, Unsupported
+from gradred.process_sets import ProcessSet
 
 __all__ = [
     "call_site",
     "domain_name",
+    "of_set",
     "plain_python",
     "ready_order",
     "refuse_xla",
     "run_independently",
     "runs_by_itself",
+    "stack_level",
     "unique",
 ]
 
@@ -74,20 +78,29 @@ def _depths(graph: tf.Graph) -> dict[str, tuple[int, int]]:
     return places
 
 
-def domain_name(kind: str, name: str | None) -> str:
+def domain_name(kind: str, name: str | None, process_set: ProcessSet) -> str:
     """The name of a call's domain, alike on ranks that run the same program.
 
     kind: the operation. name: the user's, or None: then the line that calls, or in a graph the
     function that is traced. Calls traced into one outermost graph get names of their own.
+
+    Raises InvalidArgument for a process set that is not registered.
     """
     if name is not None and not isinstance(name, str):
         raise InvalidArgument(f"{kind}: name={name!r}: expected text, got {type(name).__name__}")
-    if name:  # without the kind: another operation under this name has to meet this one
-        return unique(name)
-    if tf.executing_eagerly():
-        return f"{kind}:{call_site()}"
-    # Not the line: AutoGraph runs generated files, whose names differ between ranks.
-    return unique(f"{kind}:{getattr(_outermost_graph(), 'name', None) or 'graph'}")
+    # A name that was given is without the kind: another operation under it has to meet this one.
+    # In graphs not the line: AutoGraph runs generated files, whose names differ between ranks.
+    if not name and tf.executing_eagerly():
+        name = f"{kind}:{call_site()}"
+    elif not name:
+        name = f"{kind}:{getattr(_outermost_graph(), 'name', None) or 'graph'}"
+    return unique(of_set(name, process_set))
+
+
+def of_set(name: str, process_set: ProcessSet) -> str:
+    """The name, for a process set: ranks that are in several count the calls of each apart."""
+    number = process_set.require_id(name)
+    return name if number == 0 else f"{name}@{number}"
 
 
 def unique(name: str) -> str:
@@ -116,13 +129,25 @@ def call_site() -> str:
 
     Without the folder: ranks may see the program under different paths.
     """
-    frame = sys._getframe(1)
+    frame, _ = _caller()
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def stack_level() -> int:
+    """That line's ``stacklevel`` for a warning of the function that asks."""
+    return _caller()[1]
+
+
+def _caller() -> tuple[FrameType, int]:
+    """The frame outside of gradred and TensorFlow, and how far it is from the function that asks
+    the one that calls this."""
+    frame, level = sys._getframe(2), 1
     while frame.f_back is not None:
         path = frame.f_code.co_filename
         if not path.startswith(_PACKAGE) and f"{os.sep}tensorflow{os.sep}" not in path:
             break
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame, level = frame.f_back, level + 1
+    return frame, level
 
 
 def runs_by_itself() -> bool:

@@ -1,79 +1,117 @@
-"""Optimizers of tf.keras 2. The interface is that of keras3.py: fits, is_distributed, wrap."""
+"""Optimizers of tf.keras 2, also legacy ones: reduce in ``apply_gradients``. See wrapping.py."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from collections.abc import Callable
 from typing import Any
 
-from gradred.errors import Unsupported
-from gradred.tensorflow.graph import plain_python
+import tensorflow as tf
+from gradred.tensorflow.guard import refuse_reduced, require_reduced
 from gradred.tensorflow.reducer import GradientReducer
-from gradred.tensorflow.tape import refuse_reduced
+from gradred.tensorflow.wrapping import (
+    after,
+    become_distributed,
+    forget_train_functions,
+    hook_loss_scale,
+    nothing,
+    refuse_unreduced,
+)
 
-__all__ = ["fits", "is_distributed", "wrap"]
-
-_ATTRIBUTE = "_gradred_reducer"
+__all__ = ["fits", "wrap"]
 
 
 def fits(optimizer: Any) -> bool:
-    """Whether it is one of Keras 2. Raises Unsupported for one of its legacy optimizers."""
-    if _inner(optimizer) is not optimizer:
-        return fits(_inner(optimizer))
+    """Whether it is one of Keras 2: of TensorFlow up to 2.15, or of the package tf_keras."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner is not optimizer:
+        return fits(inner)
     kind = type(optimizer)
-    if hasattr(kind, "_aggregate_gradients") and hasattr(kind, "_resource_apply_dense"):
-        raise Unsupported(
-            f"DistributedOptimizer: {kind.__name__} is a legacy optimizer of Keras: use "
-            f"tf.keras.optimizers.{kind.__name__}"
-        )
-    return hasattr(kind, "aggregate_gradients") and hasattr(kind, "update_step")
+    legacy = hasattr(kind, "_resource_apply_dense") and hasattr(kind, "_aggregate_gradients")
+    return legacy or (hasattr(kind, "update_step") and hasattr(kind, "aggregate_gradients"))
 
 
-def is_distributed(optimizer: Any) -> bool:
-    """Also of an optimizer inside of a LossScaleOptimizer."""
-    return hasattr(_inner(optimizer), _ATTRIBUTE)
+def wrap(optimizer: Any, reducer: GradientReducer) -> None:
+    """Makes the optimizer distributed."""
+    package = _package(type(getattr(optimizer, "inner_optimizer", optimizer)))
+    scales = importlib.import_module(f"{package}.mixed_precision.loss_scale_optimizer")
+    for kind in ("LossScaleOptimizer", "LossScaleOptimizerV3"):
+        hook_loss_scale(getattr(scales, kind), "apply_gradients", _apply)
+    base = type(optimizer)
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        return _apply(self, reducer, base.apply_gradients, grads_and_vars, *args, **kwargs)
+
+    def update_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_unreduced(reducer, self, "update_step")
+        return base.update_step(self, *args, **kwargs)
+
+    methods = {"apply_gradients": apply_gradients}
+    if hasattr(base, "update_step"):
+        methods["update_step"] = update_step
+    become_distributed(optimizer, reducer, methods)
+    models = importlib.import_module(f"{package}.engine.training")
+    forget_train_functions(models.Model, optimizer)
 
 
-def wrap(optimizer: Any, reducer: GradientReducer) -> Any:
-    """Changes the optimizer's class to a subclass that reduces in ``aggregate_gradients``.
-
-    LossScaleOptimizer calls that of its inner optimizer before it looks whether gradients are
-    finite, so the inner one is changed, and all orders of wrapping are alike.
-    """
-    inner = _inner(optimizer)
-    base = type(inner)
-    built_for: list[Any] = []
-
-    def build(self: Any, var_list: Any) -> Any:
-        built_for[:] = list(var_list)
-        return base.build(self, var_list)
-
-    @plain_python
-    def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
-        pairs = list(grads_and_vars)
-        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
-            # It has dropped the variables without a gradient; other ranks may have one for them.
-            given = {id(variable): gradient for gradient, variable in pairs}
-            if given.keys() <= {id(variable) for variable in built_for}:
-                pairs = [(given.get(id(variable)), variable) for variable in built_for]
-        if pairs:
-            gradients, variables = zip(*pairs, strict=True)
-            refuse_reduced(gradients, variables)
-            pairs = list(zip(reducer.reduce(gradients, variables), variables, strict=True))
-        return base.aggregate_gradients(self, pairs)
-
-    # Under the base's names, so that what is saved names a class of Keras.
-    namespace = {
-        "build": build,
-        "aggregate_gradients": aggregate_gradients,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-    }
-    inner.__class__ = type(base.__name__, (base,), namespace)
-    # Past Keras' tracking of attributes: this is no state of the optimizer.
-    object.__setattr__(inner, _ATTRIBUTE, reducer)
-    return optimizer
+def _package(kind: type) -> str:
+    """Where the Keras that a class belongs to has its sources: "keras.src", "tf_keras.src"."""
+    modules = (k.__module__ for k in kind.__mro__ if ".optimizers." in k.__module__)
+    return [module.partition(".optimizers.")[0] for module in modules][-1]
 
 
-def _inner(optimizer: Any) -> Any:
-    """The optimizer in a LossScaleOptimizer, or the optimizer itself."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
+def _apply(
+    optimizer: Any,
+    reducer: GradientReducer,
+    original: Callable[..., Any],
+    grads_and_vars: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    pairs = list(grads_and_vars)
+    if not reducer.active or not pairs:
+        return original(optimizer, pairs, *args, **kwargs)
+    gradients, variables = zip(*pairs, strict=True)
+    skipped = _skips_aggregation(original, optimizer, pairs, *args, **kwargs)
+    if skipped:
+        require_reduced(gradients, variables, reducer.local.keys(), skipped)
+        with reducer.applying():
+            return original(optimizer, pairs, *args, **kwargs)
+    refuse_reduced(gradients, variables)
+    several = reducer.passes > 1
+    if several:
+        _build(optimizer, variables)
+
+    def update(reduced: list[Any]) -> Any:
+        reduced_pairs = list(zip(reduced, variables, strict=True))
+        done = original(optimizer, reduced_pairs, *args, **kwargs)
+        return after(done) if several else done
+
+    done = reducer.step(gradients, variables, update, nothing)
+    if several:
+        sessions = not tf.compat.v1.executing_eagerly_outside_functions()
+        return done.op if sessions else optimizer.iterations
+    return done
+
+
+def _build(optimizer: Any, variables: Any) -> None:
+    """Makes the optimizer's variables, which cannot be made in a branch of a graph."""
+    with tf.init_scope():
+        if hasattr(optimizer, "_create_all_weights"):
+            optimizer._create_all_weights(variables)
+        else:
+            optimizer.build(variables)
+
+
+def _skips_aggregation(
+    original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
+) -> str | None:
+    """The argument by which the caller says that the gradients are aggregated already."""
+    given = inspect.signature(original).bind(optimizer, *args, **kwargs).arguments
+    given = {**given, **given.get("kwargs", {})}
+    if given.get("skip_gradients_aggregation", False):
+        return "skip_gradients_aggregation=True"
+    if not given.get("experimental_aggregate_gradients", True):
+        return "experimental_aggregate_gradients=False"
+    return None

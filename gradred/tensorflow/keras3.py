@@ -1,21 +1,27 @@
-"""Optimizers of Keras 3. The interface is that of keras2.py: fits, is_distributed, wrap."""
+"""Optimizers of Keras 3: reduce in ``apply``. See wrapping.py."""
 
 from __future__ import annotations
 
 import functools
-import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradred.errors import InvalidArgument, Unsupported
-from gradred.tensorflow.graph import plain_python
+from gradred.tensorflow.guard import refuse_reduced
 from gradred.tensorflow.reducer import GradientReducer
-from gradred.tensorflow.tape import refuse_reduced
+from gradred.tensorflow.wrapping import (
+    become_distributed,
+    forget_train_functions,
+    hook_loss_scale,
+    is_distributed,
+    nothing,
+    refuse_unreduced,
+)
 
-__all__ = ["fits", "is_distributed", "wrap"]
+__all__ = ["fits", "wrap"]
 
-_ATTRIBUTE = "_gradred_reducer"
+_HOOKED = "_gradred_hooked"
 
 
 def fits(optimizer: Any) -> bool:
@@ -31,58 +37,55 @@ def fits(optimizer: Any) -> bool:
     return True
 
 
-def is_distributed(optimizer: Any) -> bool:
-    """Also of an optimizer inside of a LossScaleOptimizer."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return _reducer_of(optimizer) is not None or _reducer_of(inner) is not None
-
-
-def wrap(optimizer: Any, reducer: GradientReducer) -> Any:
-    """Changes the optimizer's class to a subclass that looks like it and reduces in ``apply``."""
+def wrap(optimizer: Any, reducer: GradientReducer) -> None:
+    """Makes the optimizer distributed."""
     keras = _keras()
     assert keras is not None
-    _install_hooks(keras)
+    hook_loss_scale(keras.optimizers.LossScaleOptimizer, "apply", _apply)
+    _hook_jit()
     base = type(optimizer)
 
-    @plain_python
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        if reducer.active and grads:
-            grads = _reduce(self, reducer, grads, trainable_variables)
-        return base.apply(self, grads, trainable_variables)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        _apply(self, reducer, base.apply, grads, trainable_variables)
 
-    # Under the base's names, so that what is saved names a class of Keras.
-    namespace = {
-        "apply": apply,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-    }
-    optimizer.__class__ = type(base.__name__, (base,), namespace)
-    # Past Keras' tracking of attributes: this is no state of the optimizer.
-    object.__setattr__(optimizer, _ATTRIBUTE, reducer)
+    def update_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_unreduced(reducer, self, "update_step")
+        return base.update_step(self, *args, **kwargs)
+
+    become_distributed(optimizer, reducer, {"apply": apply, "update_step": update_step})
     if optimizer.built:
-        _forget_train_functions(keras, optimizer)
-    return optimizer
+        forget_train_functions(keras.Model, optimizer)
 
 
-def _reduce(
-    optimizer: Any, reducer: GradientReducer, grads: list[Any], variables: Sequence[Any] | None
-) -> list[Any]:
-    if variables is None:
-        variables = optimizer._trainable_variables
-    variables = list(variables)
+def _apply(
+    optimizer: Any,
+    reducer: GradientReducer,
+    original: Callable[..., Any],
+    grads: Any,
+    trainable_variables: Sequence[Any] | None = None,
+) -> None:
+    grads = list(grads)
+    if not reducer.active or not grads:
+        original(optimizer, grads, trainable_variables)
+        return
+    if trainable_variables is None:
+        trainable_variables = optimizer._trainable_variables
+    variables = list(trainable_variables)
     if len(grads) != len(variables):
         raise InvalidArgument(
             f"{type(optimizer).__name__}.apply: {len(grads)} gradients for {len(variables)} "
             "variables"
         )
     refuse_reduced(grads, variables)
-    return reducer.reduce(grads, variables)
+    if reducer.passes > 1 and not optimizer.built:
+        with _keras().name_scope(optimizer.name):  # not in a branch of the graph
+            optimizer.build(variables)
 
+    def update(reduced: list[Any]) -> Any:
+        original(optimizer, reduced, variables)
+        return nothing()
 
-def _reducer_of(optimizer: Any) -> GradientReducer | None:
-    return getattr(optimizer, _ATTRIBUTE, None)
+    reducer.step(grads, variables, update, nothing)
 
 
 def _keras() -> Any:
@@ -92,55 +95,17 @@ def _keras() -> Any:
     return keras if keras is not None and int(version.split(".")[0]) >= 3 else None
 
 
-def _install_hooks(keras: Any) -> None:
-    """Two places of Keras that decide without asking the optimizer; once a process."""
-    loss_scale = keras.optimizers.LossScaleOptimizer
-    if hasattr(loss_scale.apply, _ATTRIBUTE):
-        return
-    _hook_loss_scale(loss_scale)
-    trainer = sys.modules.get("keras.src.trainers.trainer")
-    if trainer is not None and hasattr(trainer, "model_supports_jit"):
-        _hook_jit(trainer)
-
-
-# Note [Loss scaling]
-# LossScaleOptimizer looks whether its gradients are finite, and calls the inner optimizer only if
-# they are. With a distributed optimizer inside, a rank with a non-finite gradient would skip its
-# reduction and leave the others waiting, and ranks would skip different steps. compile() under
-# mixed_float16 builds just that around a distributed optimizer. So the reduction moves in front of
-# the check: all ranks check the same reduced gradients.
-def _hook_loss_scale(loss_scale: Any) -> None:
-    original = loss_scale.apply
-
-    @plain_python
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        reducer = _reducer_of(self.inner_optimizer)
-        if reducer is None or not reducer.active or not grads:
-            return original(self, grads, trainable_variables)
-        grads = _reduce(self, reducer, grads, trainable_variables)
-        with reducer.paused():
-            return original(self, grads, trainable_variables)
-
-    setattr(apply, _ATTRIBUTE, True)
-    loss_scale.apply = apply
-
-
-def _hook_jit(trainer: Any) -> None:
+def _hook_jit() -> None:
     """Keras turns XLA on by itself where there is a GPU, and XLA cannot run a reduction."""
-    original = trainer.model_supports_jit
+    trainer: Any = sys.modules.get("keras.src.trainers.trainer")
+    original = getattr(trainer, "model_supports_jit", None)
+    if original is None or hasattr(original, _HOOKED):
+        return
 
     @functools.wraps(original)
     def model_supports_jit(model: Any) -> bool:
         optimizer = getattr(model, "optimizer", None)
         return not is_distributed(optimizer) and original(model)
 
+    setattr(model_supports_jit, _HOOKED, True)
     trainer.model_supports_jit = model_supports_jit
-
-
-def _forget_train_functions(keras: Any, optimizer: Any) -> None:
-    """Models that were trained with this optimizer hold a traced step without the reduction."""
-    for thing in gc.get_objects():
-        if issubclass(type(thing), keras.Model) and getattr(thing, "optimizer", None) is optimizer:
-            thing.train_function = None

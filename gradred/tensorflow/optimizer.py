@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
+import collections
+import operator
 from typing import Any
 
-import tensorflow as tf
-from gradred.errors import InvalidArgument, Unsupported
+from gradred.errors import InvalidArgument
 from gradred.grouping import Groups
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp
-from gradred.tensorflow import keras2, keras3
-from gradred.tensorflow.reducer import GradientReducer, Options
+from gradred.tensorflow import keras2, keras3, v1
+from gradred.tensorflow.options import make_options
+from gradred.tensorflow.reducer import GradientReducer
+from gradred.tensorflow.wrapping import is_distributed
 
 __all__ = ["DistributedOptimizer"]
 
-_numbers = itertools.count()
+_FAMILIES = (v1, keras3, keras2)
+
+# Optimizers that were wrapped without a name, for each process set: by its ranks, since it may not
+# be registered yet.
+_numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -37,83 +43,87 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Makes an optimizer reduce the gradients over the ranks before it applies them. Local.
 
-    optimizer: of Keras 3 (TensorFlow backend), tf.keras 2 (not legacy) or tf.compat.v1.train. It is
-    changed in place and returned: iterations, slots, schedule, class name and configuration stay,
-    so that files saved with it load without gradred. It may have stepped before. LossScaleOptimizer
-    may be inside or outside.
+    optimizer: of Keras 3 (TensorFlow backend), tf.keras 2, its ``legacy`` module, or
+    tf.compat.v1.train. It is changed in place and returned: iterations, slots, schedule, class name
+    and configuration stay, so that files saved with it load without gradred. It may have stepped
+    before. LossScaleOptimizer may be inside or outside. It gets a method ``register_local_var``,
+    which takes a variable whose gradient stays on its rank.
 
     name: of the domain; the same on all ranks. If not given "optimizer.<k>" for the k-th optimizer
-    that the program wraps. compression: of Compression; None: the setting GRADRED_WIRE.
-    sparse_as_dense: make tf.IndexedSlices dense; otherwise the ranks' slices are gathered. op: Sum
-    or Average. gradient_predivide_factor: with Average, divide by it before the sum and by
-    size/factor after it. groups: which gradients travel together: None: the setting GRADRED_GROUPS;
-    "auto": order and cuts are measured during the first steps; "bytes": in the order of the graph,
-    cut at GRADRED_GROUP_BYTES; a number of groups; a size such as "16MiB"; "layer"; or lists of
-    variables, others then travel alone. num_groups: the same as a number for ``groups``.
-    process_set: the ranks to reduce over.
+    that the program wraps for the process set. compression: of Compression; None: the setting
+    GRADRED_WIRE. sparse_as_dense: make tf.IndexedSlices dense; otherwise the rows that ranks have
+    travel, or the whole if that is less. op: any but Adasum; tf.IndexedSlices need Sum or Average.
+    gradient_predivide_factor: with Average, divide by it before the sum and by size/factor after
+    it. groups: which gradients travel together: None: the setting GRADRED_GROUPS; "auto": order and
+    cuts are measured during the first steps; "bytes": in the order of the graph, cut at
+    GRADRED_GROUP_BYTES; a number of groups; a size such as "16MiB"; "layer"; or lists of variables,
+    others then travel alone. num_groups: deprecated, the same as a number for ``groups``.
+    process_set: the ranks to reduce over. scale_local_gradients: divide gradients that stay on
+    their rank by the number of ranks of the set, as an average over ranks would.
 
-    backward_passes_per_step must be 1: use Keras' ``gradient_accumulation_steps``, with which every
-    micro-step is reduced. use_locking, device_dense, device_sparse, average_aggregated_gradients
-    and scale_local_gradients are there for Horovod's scripts and mean nothing.
+    backward_passes_per_step: apply gradients every so many calls, and reduce their sums then. The
+    passes between change nothing but the sums: iterations, schedules and averages of weights count
+    updates. average_aggregated_gradients: divide the sums by the number of passes. The sums are
+    dense, lie beside the optimizer's own state and differ between ranks; tf.train.Checkpoint saves
+    them with the optimizer, files of Keras do not.
 
-    What ``apply_gradients`` then does is collective over the process set. A None gradient counts as
-    zeros where other ranks have one; None on all ranks stays None in eager mode and becomes zeros
-    in a graph.
+    use_locking, device_dense and device_sparse are there for Horovod's scripts and mean nothing.
 
-    Raises: InvalidArgument: not an optimizer, wrapped twice, bad options. Unsupported: Adasum,
-    legacy Keras optimizers, backward_passes_per_step, a Keras backend other than TensorFlow.
+    What ``apply_gradients`` then does, or ``compute_gradients`` of tf.compat.v1.train, is
+    collective over the process set. A None gradient counts as zeros where other ranks have one;
+    None on all ranks stays None in eager mode and becomes zeros in a graph.
+
+    Raises: InvalidArgument: not an optimizer, wrapped twice, bad options; when it runs: gradients
+    that a DistributedGradientTape has reduced, gradients that nobody has reduced, a rank that is no
+    member of the process set. Unsupported: Adasum, a Keras backend other than TensorFlow; when it
+    runs: jit_compile=True.
     """
     what = "DistributedOptimizer"
     adapter = _adapter_of(optimizer)
-    if backward_passes_per_step != 1:
-        raise Unsupported(
-            f"{what}: backward_passes_per_step={backward_passes_per_step}: expected 1; give the "
-            "optimizer gradient_accumulation_steps instead"
-        )
-    options = Options(
+    options = make_options(
+        what,
         op=op,
         compression=compression,
-        groups=groups if groups is not None else num_groups,
-        gradient_predivide_factor=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
         process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
-    options.check(what)
-    if adapter.is_distributed(optimizer):
+    passes = _passes(backward_passes_per_step, what)
+    if is_distributed(optimizer):
         raise InvalidArgument(
             f"{what}: this {type(optimizer).__name__} is distributed already: wrap it once"
         )
-    domain = f"optimizer:{name}" if name else f"optimizer.{next(_numbers)}"
-    return adapter.wrap(optimizer, GradientReducer(domain, options))
+    domain = f"optimizer:{name}" if name else _numbered(process_set)
+    reducer = GradientReducer(domain, options, passes, bool(average_aggregated_gradients))
+    adapter.wrap(optimizer, reducer)
+    return optimizer
 
 
-class _V1Adapter:
-    """tf.compat.v1.train.Optimizer: gradients are reduced where they are computed."""
+def _numbered(process_set: ProcessSet) -> str:
+    ranks = () if process_set is global_process_set else tuple(process_set.ranks)
+    _numbers[ranks] += 1
+    return f"optimizer.{_numbers[ranks] - 1}"
 
-    @staticmethod
-    def is_distributed(optimizer: Any) -> bool:
-        return hasattr(optimizer, "_gradred_reducer")
 
-    @staticmethod
-    def wrap(optimizer: Any, reducer: GradientReducer) -> Any:
-        base = type(optimizer)
-
-        def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-            pairs = base.compute_gradients(self, *args, **kwargs)
-            gradients, variables = zip(*pairs, strict=True)
-            return list(zip(reducer.reduce(gradients, variables), variables, strict=True))
-
-        optimizer.__class__ = type(base.__name__, (base,), {"compute_gradients": compute_gradients})
-        optimizer._gradred_reducer = reducer
-        return optimizer
+def _passes(number: Any, what: str) -> int:
+    try:
+        passes = operator.index(number)
+    except TypeError:
+        passes = 0
+    if passes < 1:
+        raise InvalidArgument(
+            f"{what}: backward_passes_per_step={number!r}: expected an integer from 1"
+        )
+    return passes
 
 
 def _adapter_of(optimizer: Any) -> Any:
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _V1Adapter
-    for adapter in (keras3, keras2):
-        if adapter.fits(optimizer):
-            return adapter
+    for family in _FAMILIES:
+        if family.fits(optimizer):
+            return family
     got = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     if isinstance(optimizer, str):
         got = f"the text {optimizer!r}"

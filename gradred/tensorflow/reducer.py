@@ -5,55 +5,28 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 from gradred import basics, grouping, plan_file
+from gradred.arrays import DTYPES
 from gradred.compression import wire_of
-from gradred.errors import InvalidArgument, Unsupported
-from gradred.process_sets import ProcessSet, global_process_set
-from gradred.reduce_ops import ReduceOp, native_name
+from gradred.errors import InvalidArgument
+from gradred.reduce_ops import native_name
 from gradred.tensorflow import graph
-from gradred.tensorflow.functions import allreduce_slices, label_of
+from gradred.tensorflow.accumulation import Accumulation
 from gradred.tensorflow.native import abandon
-from gradred.tensorflow.ops import Member, declare, reduce_members
+from gradred.tensorflow.ops import Domain, Member, declare, reduce_members
+from gradred.tensorflow.options import Options
+from gradred.tensorflow.sparse import COUNTS, Slices, slices_of
+from gradred.tensorflow.variables import LocalVariables, label_of, variable_key
 
-__all__ = ["GradientReducer", "Options"]
+__all__ = ["GradientReducer", "abandon_gradients", "reduce_gradients"]
 
 logger = logging.getLogger("gradred")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How gradients are reduced. See DistributedOptimizer."""
-
-    op: ReduceOp | int = ReduceOp.Average
-    compression: Any = None
-    groups: grouping.Groups = None
-    gradient_predivide_factor: float = 1.0
-    sparse_as_dense: bool = False
-    process_set: ProcessSet = global_process_set
-
-    def check(self, what: str) -> None:
-        """Raises InvalidArgument or Unsupported for what cannot be, naming it."""
-        name = native_name(self.op, what)
-        if name not in ("sum", "average"):
-            raise Unsupported(f"{what}: op={self.op!r}: expected Sum or Average")
-        factor = self.gradient_predivide_factor
-        if factor != 1.0 and name != "average":
-            raise InvalidArgument(
-                f"{what}: gradient_predivide_factor={factor} with op={self.op!r}: expected Average"
-            )
-        if not factor > 0:
-            raise InvalidArgument(f"{what}: gradient_predivide_factor={factor}: expected > 0")
-        wire_of(self.compression, "none", what)
-        if isinstance(self.groups, str):
-            grouping.parse(self.groups)
-        elif isinstance(self.groups, int) and self.groups < 0:
-            raise InvalidArgument(f"{what}: groups={self.groups}: expected at least 0")
 
 
 @dataclass(frozen=True)
@@ -72,44 +45,105 @@ class Plans:
 
 
 class GradientReducer:
-    """Reduces gradients in domains of its own: one for each list of variables."""
+    """Reduces gradients in domains of its own: one for each list of variables.
 
-    def __init__(self, domain: str, options: Options) -> None:
+    passes: calls of ``step`` that are summed up for one reduction. average_passes: divide by their
+    number. on_new: called with each Accumulation and its number, to save it with the optimizer.
+    """
+
+    def __init__(
+        self, domain: str, options: Options, passes: int = 1, average_passes: bool = False
+    ) -> None:
         self.domain = domain
         self.options = options
-        # By the variables' ids, which stay theirs as long as the variables are held.
-        self._known: dict[tuple[int, ...], tuple[str, list[Any]]] = {}
-        self._local = threading.local()
+        self.passes = passes
+        self.average_passes = average_passes
+        self.on_new: Callable[[Accumulation, int], None] = lambda *_: None
+        self.local = LocalVariables()
+        # By the variables' keys, which stay theirs as long as the variables are held.
+        self._known: dict[tuple[int, ...], _Known] = {}
+        self._thread = threading.local()
+
+    def step(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        apply: Callable[[list[Any]], Any],
+        skip: Callable[[], Any],
+    ) -> Any:
+        """Reduces gradients and gives them to ``apply``. Collective.
+
+        With several passes the sums of that many calls are reduced; ``skip`` is called in place of
+        ``apply`` until then. Returns what they return. Other arguments: see ``reduce``.
+        """
+
+        def finish(reduced: list[Any]) -> Any:
+            with self.applying():
+                return apply(reduced)
+
+        if self.passes == 1:
+            return finish(self.reduce(gradients, variables))
+        accumulation = self.accumulation(variables)
+        return accumulation.step(
+            accumulation.is_last(),
+            gradients,
+            lambda sums: self.reduce(sums, variables),
+            finish,
+            skip,
+        )
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The reduced gradients. Collective.
 
         gradients: one for each variable: a tensor, tf.IndexedSlices or None. variables: the same
-        on all ranks in number and order.
+        on all ranks in number and order, but for local ones, whose gradients stay here.
 
         A gradient that is None on some ranks counts as zeros there. One that is None on all stays
         None in eager mode; in a graph, which is built before the ranks meet, it becomes zeros.
         """
-        identity = tuple(id(variable) for variable in variables)
+        name = graph.of_set(self._know(variables).name, self.options.process_set)
+        reduced = reduce_gradients(name, gradients, variables, self.options, self.local.keys())
+        return [_divided(g, self.passes if self.average_passes else 1) for g in reduced]
+
+    def accumulation(self, variables: Sequence[Any]) -> Accumulation:
+        """The sums for a list of variables. Local."""
+        known = self._know(variables)
+        if known.accumulation is None:
+            with tf.init_scope():
+                known.accumulation = Accumulation(self.passes, variables)
+                self.on_new(known.accumulation, list(self._known.values()).index(known))
+        return known.accumulation
+
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """While it lasts, on this thread, ``active`` is False: gradients are reduced already."""
+        self._thread.applying = True
+        try:
+            yield
+        finally:
+            self._thread.applying = False
+
+    @property
+    def active(self) -> bool:
+        return not getattr(self._thread, "applying", False)
+
+    def _know(self, variables: Sequence[Any]) -> _Known:
+        identity = tuple(variable_key(variable) for variable in variables)
         known = self._known.get(identity)
         if known is None:
             number = len(self._known)
             name = self.domain if number == 0 else f"{self.domain}.{number}"
-            known = self._known[identity] = (name, list(variables))
-        return reduce_gradients(known[0], gradients, variables, self.options)
+            known = self._known[identity] = _Known(name, list(variables))
+        return known
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """While it lasts, on this thread, ``active`` is False: gradients are reduced already."""
-        self._local.paused = True
-        try:
-            yield
-        finally:
-            self._local.paused = False
 
-    @property
-    def active(self) -> bool:
-        return not getattr(self._local, "paused", False)
+@dataclass
+class _Known:
+    """A list of variables that was reduced before, and its domain."""
+
+    name: str
+    variables: list[Any]
+    accumulation: Accumulation | None = None
 
 
 def make_plans(
@@ -117,13 +151,15 @@ def make_plans(
 ) -> Plans:
     """The plans of a call, for its domain. Local."""
     entries = [
-        grouping.Entry(id(v), label_of(v), _count(v) * tf.as_dtype(v.dtype).size) for v in variables
+        grouping.Entry(variable_key(v), label_of(v), _count(v) * tf.as_dtype(v.dtype).size)
+        for v in variables
     ]
     settings = basics.settings()
-    groups = options.groups or grouping.parse(settings.groups)
+    unset = options.groups is None or options.groups == 0
+    groups = grouping.parse(settings.groups) if unset else options.groups
     limit = settings.group_bytes
     backwards = list(reversed(range(len(entries))))
-    listed = grouping.make_plan(entries, backwards, groups, limit)
+    listed = grouping.make_plan(entries, backwards, groups, limit, variable_key)
     planned = groups == "auto" and len(entries) > 1
     if planned and settings.plan:
         saved = _saved_plan(settings.plan, name, [_count(variables[i]) for i in listed.order])
@@ -132,7 +168,7 @@ def make_plans(
     if tf.executing_eagerly() or len(entries) < 2:
         return Plans(listed, None, planned)
     order = graph.ready_order(gradients)
-    produced = grouping.make_plan(entries, order, groups, limit)
+    produced = grouping.make_plan(entries, order, groups, limit, variable_key)
     position_of = {i: position for position, i in enumerate(listed.order)}
     wish = grouping.Plan(tuple(position_of[i] for i in produced.order), produced.ends)
     return Plans(listed, wish, planned)
@@ -144,13 +180,18 @@ def _saved_plan(path: str, name: str, counts: list[int]) -> grouping.Plan | None
     Raises InvalidArgument for a file that is none of plans.
     """
     domain = _plan_file(path).get(name)
-    # Sparse gradients travel as an entry without elements.
-    fits = domain is not None and len(domain["counts"]) == len(counts)
-    if not fits or any(a not in (0, b) for a, b in zip(domain["counts"], counts, strict=True)):
-        why = "has no such domain" if domain is None else "has it with other tensors"
-        logger.warning("GRADRED_PLAN=%s: no plan for '%s': the file %s", path, name, why)
-        return None
-    return grouping.Plan(tuple(domain["order"]), tuple(domain["group_ends"]))
+    if domain is None:
+        why = "has no such domain"
+    elif len(domain["counts"]) != len(counts) or any(
+        # Of a sparse gradient the domain has its counts.
+        a not in (COUNTS, b)
+        for a, b in zip(domain["counts"], counts, strict=True)
+    ):
+        why = "has it with other tensors"
+    else:
+        return grouping.Plan(tuple(domain["order"]), tuple(domain["group_ends"]))
+    logger.warning("GRADRED_PLAN=%s: no plan for '%s': the file %s", path, name, why)
+    return None
 
 
 @functools.cache
@@ -159,87 +200,139 @@ def _plan_file(path: str) -> dict[str, dict[str, Any]]:
 
 
 def reduce_gradients(
+    name: str,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    options: Options,
+    local: frozenset[int] = frozenset(),
+) -> list[Any]:
+    """Reduces the gradients as the domain ``name``. Collective. See GradientReducer.reduce.
+
+    local: keys of variables whose gradients are not reduced, only scaled.
+    """
+    shared = [i for i, v in enumerate(variables) if variable_key(v) not in local]
+    reduced: dict[int, Any] = {}
+    if shared:
+        some = [gradients[i] for i in shared], [variables[i] for i in shared]
+        reduced = dict(zip(shared, _reduce_shared(name, *some, options), strict=True))
+    divisor = 1
+    if len(shared) < len(gradients) and options.scale_local_gradients:
+        divisor = options.process_set.size()
+    return [reduced[i] if i in reduced else _divided(g, divisor) for i, g in enumerate(gradients)]
+
+
+def abandon_gradients(
+    name: str,
+    variables: Sequence[Any],
+    options: Options,
+    local: frozenset[int],
+    reason: str,
+) -> None:
+    """In eager mode, instead of reduce_gradients: this rank has no gradients to bring. Local."""
+    variables = [v for v in variables if variable_key(v) not in local]
+    if variables and basics.is_initialized():
+        batch = _prepare(name, [None] * len(variables), variables, options)
+        abandon(batch.domain.key, reason)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What is submitted for a list of gradients, in the order of the domain."""
+
+    domain: Domain
+    order: Sequence[int]  # positions of the gradients
+    tensors: list[tf.Tensor]
+    slices: list[Slices | None]  # of gradients that stay sparse
+    dense: list[Member]  # how each travels, or would if it were dense
+    absent: list[int]  # places in the order
+
+
+def _reduce_shared(
     name: str, gradients: Sequence[Any], variables: Sequence[Any], options: Options
 ) -> list[Any]:
-    """Reduces the gradients as the domain ``name``. Collective. See GradientReducer.reduce."""
-    if tf.executing_eagerly():
-        name += ".eager"  # graphs have agreed on an order under the plain name
-    plans = make_plans(name, gradients, variables, options)
-    order = plans.listed.order
-    tensors, members, absent = [], [], []
-    for position, i in enumerate(order):
-        tensor, member = _member(gradients[i], variables[i], options)
-        tensors.append(tensor)
-        members.append(member)
-        if gradients[i] is None:
-            absent.append(position)
-    number = options.process_set.require_member(name)
-    domain = declare(name, members, plans.listed.ends, number, plans.wish, plans.planned)
-    reduced, present = reduce_members(domain, tensors, absent)
-
+    batch = _prepare(name, gradients, variables, options)
+    reduced, present = reduce_members(batch.domain, batch.tensors, batch.absent)
     results: list[Any] = [None] * len(gradients)
-    for position, i in enumerate(order):
-        if present is not None and position in absent and present[position] == 0:
+    for place, i in enumerate(batch.order):
+        slices = batch.slices[place]
+        if present is not None and place in batch.absent and present[place] == 0:
             continue
-        results[i] = reduced[position]
-        if _stays_sparse(gradients[i], options):
-            # Not before the reduction of the others has ended well: a gather waits for all ranks,
-            # and none may begin it in a step that fails.
-            with tf.control_dependencies([reduced[position]]):
-                slices = tf.IndexedSlices(
-                    tf.identity(gradients[i].values),
-                    tf.identity(gradients[i].indices),
-                    gradients[i].dense_shape,
-                )
-            label = f"{name}/{position}"
-            results[i] = allreduce_slices(slices, options.op, 1.0, label, options.process_set)
+        if slices is None:
+            results[i] = reduced[place]
+        elif gradients[i] is not None or not tf.executing_eagerly() or reduced[place][0] > 0:
+            label = f"{batch.domain.name}/{place}"
+            results[i] = slices.reduce(
+                reduced[place], batch.dense[place], label, options.process_set
+            )
     return results
 
 
-def abandon_gradients(name: str, variables: Sequence[Any], options: Options, reason: str) -> None:
-    """In eager mode, instead of reduce_gradients: this rank has no gradients to bring. Local."""
-    if not basics.is_initialized():
-        return
-    nothing = [None] * len(variables)
-    name += ".eager"
-    plans = make_plans(name, nothing, variables, options)
-    members = [_member(None, variables[i], options)[1] for i in plans.listed.order]
+def _prepare(
+    name: str, gradients: Sequence[Any], variables: Sequence[Any], options: Options
+) -> _Batch:
+    if tf.executing_eagerly():
+        name += ".eager"  # graphs have agreed on an order under the plain name
     number = options.process_set.require_member(name)
+    plans = make_plans(name, gradients, variables, options)
+    tensors: list[tf.Tensor] = []
+    members: list[Member] = []
+    all_slices: list[Slices | None] = []
+    dense: list[Member] = []
+    absent: list[int] = []
+    for place, i in enumerate(plans.listed.order):
+        gradient, variable = gradients[i], variables[i]
+        member = _member(gradient, variable, options)
+        slices = None
+        if not options.sparse_as_dense and not isinstance(gradient, tf.Tensor):
+            slices = slices_of(gradient, variable, member)
+        dense.append(member)
+        all_slices.append(slices)
+        if slices is not None:
+            label = f"{member.label} (IndexedSlices)"
+            members.append(Member(label, "allreduce", "int64", "int64", (COUNTS,)))
+            tensors.append(slices.counts)
+            continue
+        members.append(member)
+        if gradient is None:
+            absent.append(place)
+            shape = member.shape if -1 not in member.shape else tf.shape(variable)
+            tensors.append(tf.zeros(shape, member.dtype))
+        else:
+            tensors.append(tf.convert_to_tensor(gradient))
     domain = declare(name, members, plans.listed.ends, number, plans.wish, plans.planned)
-    abandon(domain.key, reason)
+    return _Batch(domain, plans.listed.order, tensors, all_slices, dense, absent)
 
 
-def _stays_sparse(gradient: Any, options: Options) -> bool:
-    return isinstance(gradient, tf.IndexedSlices) and not options.sparse_as_dense
-
-
-def _member(gradient: Any, variable: Any, options: Options) -> tuple[tf.Tensor, Member]:
-    """What is submitted for one gradient."""
+def _member(gradient: Any, variable: Any, options: Options) -> Member:
+    """How a gradient travels, if it is or becomes dense."""
     label = label_of(variable)
-    shape = tuple(-1 if d is None else int(d) for d in variable.shape)
-    if gradient is None:
-        tensor = tf.zeros(shape if -1 not in shape else tf.shape(variable), variable.dtype)
-    elif _stays_sparse(gradient, options):
-        # Stands for the slices, which are gathered later: fails with them, and tells a rank that
-        # has a dense gradient apart.
-        label, shape = f"{label} (IndexedSlices)", (0,)
-        with tf.control_dependencies([gradient.values, gradient.indices]):
-            tensor = tf.zeros([0], gradient.dtype)
-    else:
-        tensor = tf.convert_to_tensor(gradient)
-    dtype = tensor.dtype.name
+    dtype = (variable if gradient is None else gradient).dtype
+    dtype = tf.as_dtype(dtype).name
+    if dtype not in DTYPES:
+        raise InvalidArgument(
+            f"the gradient of '{label}' is of dtype {dtype}: expected one of {', '.join(DTYPES)}"
+        )
     factor = options.gradient_predivide_factor
     compressor = wire_of(options.compression, basics.settings().wire, label)
-    return tensor, Member(
+    return Member(
         label=label,
         op="allreduce",
         reduce_op=native_name(options.op, label),
         dtype=dtype,
         wire=compressor.wire_of(dtype),
-        shape=shape,
+        shape=tuple(-1 if d is None else int(d) for d in variable.shape),
         prescale=1.0 / factor,
         postscale=factor,
     )
+
+
+def _divided(gradient: Any, divisor: int) -> Any:
+    if gradient is None or divisor == 1:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _divided(gradient.values, divisor)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.constant(divisor, gradient.dtype)
 
 
 def _count(variable: Any) -> int:

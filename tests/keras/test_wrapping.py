@@ -91,8 +91,12 @@ def test_what_is_no_optimizer_is_refused_by_type(thing):
 def test_bad_options():
     for options, kind, text in (
         ({"op": hvd.Adasum}, Unsupported, "Adasum"),
-        ({"op": hvd.Max}, Unsupported, "Sum or Average"),
-        ({"backward_passes_per_step": 2}, Unsupported, "gradient_accumulation_steps"),
+        ({"op": 17}, InvalidArgument, "op=17"),
+        ({"backward_passes_per_step": 0}, InvalidArgument, "backward_passes_per_step=0"),
+        ({"backward_passes_per_step": 1.5}, InvalidArgument, "an integer from 1"),
+        ({"groups": [tf.Variable(1.0)]}, InvalidArgument, "lists of variables"),
+        ({"groups": True}, InvalidArgument, "groups=True"),
+        ({"process_set": [0, 1]}, InvalidArgument, "expected a ProcessSet"),
         ({"groups": -1}, InvalidArgument, "groups=-1"),
         ({"groups": "many"}, InvalidArgument, "groups='many'"),
         ({"compression": 16}, InvalidArgument, "compression=16"),

@@ -305,8 +305,8 @@ def test_not_a_tape():
         hvd.DistributedGradientTape(tape)
     with pytest.raises(InvalidArgument, match="predivide"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(gradred.Unsupported, match="Sum or Average"):
-        hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max)
+    with pytest.raises(gradred.Unsupported, match="Adasum"):
+        hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Adasum)
 
 
 @MANY
