@@ -88,7 +88,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         x = inputs if inputs.dtype == tf.float64 else tf.cast(inputs, tf.float32)
         kept = [self.axis] if isinstance(self.axis, int) else list(self.axis)
         kept = [axis % x.shape.rank for axis in kept]
-        name = graph.domain_name("sync_batch_norm", None)
+        name = graph.domain_name("sync_batch_norm", None, self.process_set)
         found = joint_moments(x, kept, self._counting(x, mask), name, self.process_set)
         self._move(found)
 
