@@ -94,6 +94,12 @@ class Spec:
         entries: list[_Entry],
         group_ends: Sequence[int],
     ) -> None: ...
+    def reduce(self, array: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
+        """Runs the only entry, whose dtype and shape are the array's.
+
+        None, and nothing is done: where the array is not contiguous, ``out`` does not fit it, or a
+        fresh result has no NumPy type.
+        """
 
 def run_spec(
     spec: Spec,

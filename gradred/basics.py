@@ -156,6 +156,11 @@ def settings() -> config.Settings:
     return _state.settings
 
 
+def current_settings() -> config.Settings | None:
+    """The same object from an ``init`` to its ``shutdown``; None without an engine. Local."""
+    return _state.settings
+
+
 def rank() -> int:
     """This process's rank, from 0. Local. Raises NotInitialized before ``init()``."""
     return core.rank()

@@ -77,8 +77,15 @@ def allreduce(
         Mismatch: ranks differ in shape, dtype, op, factors or wire. The same on all ranks.
         Abandoned: another rank gave up. NotInitialized: before ``init()``.
     """
+    key = None
+    if type(array) is np.ndarray:
+        key = _key_of(array, op, name, prescale_factor, postscale_factor, process_set, wire)
+        if key is not None and (known := _known.get(key)) is not None:
+            result = known.reduce(array, out)
+            if result is not None:
+                return result
     factors = (prescale_factor, postscale_factor)
-    return _reduce("allreduce", [array], op, name, factors, process_set, wire, out)[0]
+    return _reduce("allreduce", [array], op, name, factors, process_set, wire, out, key)[0]
 
 
 def grouped_allreduce(
@@ -247,6 +254,7 @@ def _reduce(
     process_set: ProcessSet,
     wire: str | None,
     out: np.ndarray | None = None,  # of the only array
+    known_as: _Key | None = None,
 ) -> list[np.ndarray]:
     what = _what(operation, name)
     reduce_op = native_name(op, what)
@@ -269,12 +277,49 @@ def _reduce(
     key = (domain, number, kind, reduce_op, factors, wire)
     spec = _spec((*key, *((value.dtype, value.array.shape) for value in values)))
     results = core.run_spec(spec, [value.array for value in values], outputs)
+    if known_as is not None and values[0].array is arrays[0]:
+        _know(known_as, spec)
     if out is not None:
         return [out]
     return [
         value.result(_present(result))
         for value, (result, _, _) in zip(values, results, strict=True)
     ]
+
+
+# Allreduces of one array that were good before: they need none of the checks of ``_reduce``. Under
+# the settings of one ``init``.
+_Key = tuple[Any, ...]
+_known: dict[_Key, core.Spec] = {}
+_known_under: Any = None
+
+
+def _key_of(array: np.ndarray, op: Any, name: Any, *arguments: Any) -> _Key | None:
+    """What makes two calls of ``allreduce`` the same, but for contents and ``out``; or None.
+
+    arguments: factors, process set, wire.
+    """
+    global _known_under
+    if _known_under is not basics.current_settings():
+        _known.clear()
+        _known_under = basics.current_settings()
+    if not name:
+        frame = sys._getframe(2)
+        if frame.f_globals.get("__name__", "").startswith("gradred."):
+            return None  # the line that names the call is farther out
+        name = (frame.f_code, frame.f_lineno)
+    key = (name, op, array.dtype, array.shape, *arguments)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _know(key: _Key, spec: core.Spec) -> None:
+    if len(_known) >= _MOST_SPECS:
+        _known.clear()
+    _known[key] = spec
 
 
 # Calls in a loop make the same spec again and again, and the ranks agree faster on a known one.

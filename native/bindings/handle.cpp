@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <vector>
@@ -151,6 +152,17 @@ class Handle {
   // Holding the GIL. Throws the first entry's error, kTimeout after `timeout_s`, and what a signal
   // handler raises.
   py::list Wait(std::optional<double> timeout_s) {
+    Finish(timeout_s);
+    py::list results;
+    for (size_t i = 0; i < flight_->results.size(); ++i) {
+      const engine::Result& result = flight_->results[i];
+      results.append(py::make_tuple(Output(i), result.present, result.received_splits));
+    }
+    return results;
+  }
+
+  // The same without results.
+  void Finish(std::optional<double> timeout_s) {
     const Nanos deadline =
         timeout_s && *timeout_s < 1e9 ? Now() + static_cast<Nanos>(*timeout_s * kSecond) : kForever;
     const std::chrono::nanoseconds longest = SignalSlice();
@@ -173,9 +185,14 @@ class Handle {
     }
     inputs_.clear();
     for (const engine::Result& result : flight_->results) ThrowIfError(result.status);
-    py::list results;
-    for (size_t i = 0; i < flight_->results.size(); ++i) results.append(Output(i));
-    return results;
+  }
+
+  // Once finished: the caller's array, or a fresh one; None of a barrier.
+  py::object Output(size_t i) const {
+    if (!flight_->outputs[i]) return outputs_[i];
+    const EntrySpec& entry = spec_->entries[i];
+    return WrapBuffer(flight_->outputs[i], entry.dtype,
+                      OutputKnown(entry.op) ? entry.shape : flight_->results[i].shape);
   }
 
   void Abandon(const std::string& reason) {
@@ -221,17 +238,6 @@ class Handle {
     };
   }
 
-  py::tuple Output(size_t i) const {
-    const engine::Result& result = flight_->results[i];
-    py::object array = outputs_[i];
-    if (flight_->outputs[i]) {
-      const EntrySpec& entry = spec_->entries[i];
-      array = WrapBuffer(flight_->outputs[i], entry.dtype,
-                         OutputKnown(entry.op) ? entry.shape : result.shape);
-    }
-    return py::make_tuple(array, result.present, result.received_splits);
-  }
-
   DomainSpecPtr spec_;
   std::vector<py::object> inputs_, outputs_;  // an output that is None: a fresh array
   FlightPtr flight_;
@@ -260,10 +266,10 @@ std::unique_ptr<Handle> Start(const std::string& name, int process_set, const py
   return handle;
 }
 
-py::list LaunchAndWait(std::unique_ptr<Handle> handle) {
+void LaunchAndFinish(Handle* handle) {
   handle->Launch(engine::Then::kWait);
   try {
-    return handle->Wait(std::nullopt);
+    handle->Finish(std::nullopt);
   } catch (
       py::error_already_set& error) {  // a signal's handler raised: nobody will ask for the results
     handle->Abandon(py::str(error.type().attr("__name__")).cast<std::string>() + " while waiting");
@@ -274,8 +280,10 @@ py::list LaunchAndWait(std::unique_ptr<Handle> handle) {
 py::list Run(const std::string& name, int process_set, const py::list& entries,
              std::vector<int> group_ends, std::vector<py::object> inputs, Splits splits,
              std::vector<py::object> outputs) {
-  return LaunchAndWait(Make(name, process_set, entries, std::move(group_ends), std::move(inputs),
-                            std::move(splits), std::move(outputs)));
+  const auto handle = Make(name, process_set, entries, std::move(group_ends), std::move(inputs),
+                           std::move(splits), std::move(outputs));
+  LaunchAndFinish(handle.get());
+  return handle->Wait(std::nullopt);
 }
 
 // What a call asks for, apart from its tensors. Kept by callers that make the same call again: the
@@ -287,8 +295,36 @@ struct Spec {
 py::list RunSpec(const Spec& spec, std::vector<py::object> inputs,
                  std::vector<py::object> outputs) {
   FreeOrphans();
-  return LaunchAndWait(
-      std::make_unique<Handle>(spec.spec, std::move(inputs), Splits{}, std::move(outputs)));
+  Handle handle(spec.spec, std::move(inputs), Splits{}, std::move(outputs));
+  LaunchAndFinish(&handle);
+  return handle.Wait(std::nullopt);
+}
+
+// `out` can take the reduction of `array`, which is contiguous.
+bool Fits(const py::array& array, const py::object& out) {
+  if (out.is(array)) return array.writeable();
+  if (!py::isinstance<py::array>(out)) return false;
+  const auto other = py::reinterpret_borrow<py::array>(out);
+  if ((other.flags() & py::array::c_style) == 0 || !other.writeable() ||
+      !other.dtype().is(array.dtype()) || other.ndim() != array.ndim() ||
+      !std::equal(array.shape(), array.shape() + array.ndim(), other.shape()))
+    return false;
+  const char* const a = static_cast<const char*>(array.data());
+  const char* const b = static_cast<const char*>(other.data());
+  return a == b || a + array.nbytes() <= b || b + array.nbytes() <= a;
+}
+
+py::object ReduceOne(const Spec& spec, const py::array& array, const py::object& out) {
+  const bool fresh = out.is_none();
+  if ((array.flags() & py::array::c_style) == 0) return py::none();
+  if (fresh ? spec.spec->entries[0].dtype == DType::kBfloat16 : !Fits(array, out))
+    return py::none();
+  FreeOrphans();
+  std::vector<py::object> outputs;
+  if (!fresh) outputs.push_back(out);
+  Handle handle(spec.spec, {array}, Splits{}, std::move(outputs));
+  LaunchAndFinish(&handle);
+  return handle.Output(0);
 }
 
 }  // namespace
@@ -305,12 +341,13 @@ void BindHandle(py::module_& m) {
   };
   arguments("start", &Start);
   arguments("run", &Run);
-  py::class_<Spec>(m, "Spec").def(
-      py::init([](const std::string& name, int process_set, const py::list& entries,
-                  std::vector<int> group_ends) {
-        return Spec{MakeSpec(name, process_set, entries, std::move(group_ends))};
-      }),
-      py::arg("name"), py::arg("process_set"), py::arg("entries"), py::arg("group_ends"));
+  py::class_<Spec>(m, "Spec")
+      .def(py::init([](const std::string& name, int process_set, const py::list& entries,
+                       std::vector<int> group_ends) {
+             return Spec{MakeSpec(name, process_set, entries, std::move(group_ends))};
+           }),
+           py::arg("name"), py::arg("process_set"), py::arg("entries"), py::arg("group_ends"))
+      .def("reduce", &ReduceOne, py::arg("array"), py::arg("out").none(true));
   m.def("run_spec", &RunSpec, py::arg("spec"), py::arg("inputs"), py::arg("outputs"));
 }
 

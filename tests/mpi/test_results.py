@@ -67,6 +67,41 @@ def test_wrong_outs() -> None:
         gr.allreduce(memory[:12], name="x", out=memory[4:16])
 
 
+def test_a_known_call(size: int) -> None:
+    """A call that was good before is not checked anew, but for what may differ in it."""
+    mine = np.arange(12, dtype=np.float32).reshape(3, 4)
+    half = mine.astype(ml_dtypes.bfloat16)
+
+    def total(array: object, out: np.ndarray | None = None) -> np.ndarray:
+        return gr.allreduce(array, gr.Sum, name="known", out=out)
+
+    for _ in range(2):
+        assert (total(mine) == size * mine).all()
+        for other in (mine[::-1], mine.copy(order="F"), mine.astype(">f4"), half, mine.T, mine[0]):
+            result = total(other)
+            assert (result == size * other).all()
+            assert result.dtype == other.dtype.newbyteorder("=")
+        assert (total(mine.tolist()) == size * mine).all()
+        for array in (mine, mine[0], mine.astype(np.int32)):  # of one line
+            assert (gr.allreduce(array, gr.Sum) == size * array).all()
+    memory = np.zeros(20, np.float32)
+    frozen = mine.copy()
+    frozen.flags.writeable = False
+    total(memory[:12], out=memory[:12])
+    for array, out in (
+        (memory[:12], memory[4:16]),
+        (mine, mine[::-1]),
+        (mine, frozen),
+        (mine, half),
+        (mine, np.zeros((4, 3), np.float32)),
+        (mine, mine.tolist()),
+    ):
+        with pytest.raises(gr.InvalidArgument, match="allreduce of 'known': out: "):
+            total(array, out=out)
+    with pytest.raises(gr.InvalidArgument, match="op="):
+        gr.allreduce(mine, [gr.Sum], name="known")
+
+
 def test_memory_of_results_is_used_again(rank: int) -> None:
     mine = np.ones(4 << 20, np.float32)
     for _ in range(3):
