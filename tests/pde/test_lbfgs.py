@@ -1,0 +1,87 @@
+"""L-BFGS over the ranks, against SciPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gradred
+from gradred.errors import InvalidArgument
+from gradred.pde import LbfgsState, minimize_lbfgs
+
+pytestmark = pytest.mark.ranks
+
+
+def rosenbrock(x):
+    """Value and gradient of this rank's terms of the sum."""
+    first = np.arange(x.size - 1) % gradred.size() == gradred.rank()
+    a, b = x[:-1], x[1:]
+    value = np.sum((100 * (b - a**2) ** 2 + (1 - a) ** 2)[first])
+    gradient = np.zeros_like(x)
+    gradient[:-1] += (-400 * a * (b - a**2) - 2 * (1 - a)) * first
+    gradient[1:] += 200 * (b - a**2) * first
+    return value, gradient
+
+
+def start():
+    return np.tile([-1.2, 1.0], 8)
+
+
+def test_reaches_scipys_minimum_with_as_much_work():
+    optimize = pytest.importorskip("scipy.optimize")
+    state = minimize_lbfgs(
+        rosenbrock, start(), iterations=400, gradient_tolerance=1e-8, value_tolerance=0
+    )
+    assert state.converged
+    np.testing.assert_allclose(state.x, 1.0, atol=1e-8)
+    theirs = optimize.minimize(
+        optimize.rosen,
+        start(),
+        jac=optimize.rosen_der,
+        method="L-BFGS-B",
+        options=dict(gtol=1e-8, ftol=0, maxiter=400),
+    )
+    assert state.evaluations <= 1.3 * theirs.nfev
+
+
+def test_iterates_are_the_same_on_all_ranks_and_a_restart_goes_on(tmp_path):
+    iterates = []
+    whole = minimize_lbfgs(
+        rosenbrock, start(), iterations=20, callback=lambda s: iterates.append(s.x.copy())
+    )
+    assert len(iterates) == 20
+    for theirs in gradred.allgather_object(np.array(iterates)):
+        np.testing.assert_array_equal(theirs, iterates)
+    half = minimize_lbfgs(rosenbrock, start(), iterations=8)
+    path = tmp_path / "state.npz"
+    half.save(path)
+    rest = minimize_lbfgs(rosenbrock, LbfgsState.load(path), iterations=12)
+    np.testing.assert_array_equal(rest.x, whole.x)
+    assert (rest.iterations, rest.evaluations) == (20, whole.evaluations)
+
+
+def test_the_first_ranks_start_counts():
+    state = minimize_lbfgs(rosenbrock, start() + gradred.rank(), iterations=0)
+    np.testing.assert_array_equal(state.x, start())
+
+
+def test_a_value_that_is_not_finite_ahead_shortens_the_step():
+    def barrier(x):
+        with np.errstate(all="ignore"):
+            value = np.sum(x - np.log(x)) / gradred.size()
+            return float(value), (1 - 1 / x) / gradred.size()
+
+    state = minimize_lbfgs(barrier, np.full(4, 30.0))
+    assert state.converged
+    np.testing.assert_allclose(state.x, 1.0, atol=1e-5)
+
+
+def test_bad_input_is_refused_on_all_ranks():
+    with pytest.raises(InvalidArgument, match="not finite at the start"):
+        minimize_lbfgs(lambda x: (np.inf, x), np.ones(3))
+    with pytest.raises(InvalidArgument, match="one dimension"):
+        minimize_lbfgs(rosenbrock, np.ones((2, 2)))
+    with pytest.raises(InvalidArgument, match=r"gradient has shape \(2,\), expected \(3,\)"):
+        minimize_lbfgs(lambda x: (1.0, x[:2]), np.ones(3))
+    with pytest.raises(InvalidArgument, match="memory must be at least 1"):
+        minimize_lbfgs(rosenbrock, np.ones(3), memory=0)
