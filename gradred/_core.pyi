@@ -134,3 +134,24 @@ def diff_open(
     transport_timeout_s: float,
 ) -> None: ...
 def diff_close(id: int, reason: str) -> None: ...
+def pde_open(
+    equation: str,
+    dtype: str,
+    shape: Sequence[int],
+    begin: Sequence[int],
+    count: Sequence[int],
+    largest: Sequence[int],
+    neighbours: Sequence[int],
+    spacing: Sequence[float],
+    dt: float,
+    steps: int,
+    sources: Sequence[tuple[int, int]],
+    receivers: Sequence[tuple[int, int]],
+    layer: int,
+    layer_speed: float,
+    threads: int,
+    memory_nbytes: int,
+) -> int: ...
+def pde_close(id: int) -> None: ...
+def pde_traffic(id: int) -> tuple[int, int, float]: ...
+def pde_keeping(id: int) -> tuple[int, int]: ...

@@ -29,6 +29,7 @@ void BindEngine(py::module_& m);
 void BindHandle(py::module_& m);
 void BindLeave(py::module_& m);
 void BindTimeline(py::module_& m);
+void BindPde(py::module_& m);
 void BindDiff(py::module_& m);
 
 // How long a wait of this thread stays away from Python before it looks for signals. Python runs

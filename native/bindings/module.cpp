@@ -11,5 +11,6 @@ PYBIND11_MODULE(_core, m) {
   BindHandle(m);
   BindLeave(m);
   BindTimeline(m);
+  BindPde(m);
   BindDiff(m);
 }

@@ -4,19 +4,25 @@
 
 #include "diff/context.h"
 #include "ops.h"
+#include "pde/operation.h"
 #include "shapes.h"
 
 namespace gradred::tf {
 namespace {
 
+diff::MakeOperation MakerOf(const std::string& name) {
+  for (const auto* operations : {&diff::Operations(), &pde::Operations()}) {
+    const auto at = operations->find(name);
+    if (at != operations->end()) return at->second;
+  }
+  throw Error(Kind::kInternal, "gradred.diff has no operation '" + name + "'");
+}
+
 struct DiffKernel {
   explicit DiffKernel(TF_OpKernelConstruction* construction)
       : context(static_cast<int>(IntAttr(construction, "context"))),
         name(StringAttr(construction, "operation")) {
-    const auto at = diff::Operations().find(name);
-    if (at == diff::Operations().end())
-      throw Error(Kind::kInternal, "gradred.diff has no operation '" + name + "'");
-    operation = at->second(IntListAttr(construction, "params"));
+    operation = MakerOf(name)(IntListAttr(construction, "params"));
     const TF_StringView node = TheApi().OpKernelConstruction_GetName(construction);
     what = name + " '" + std::string(node.data, node.len) + "'";
   }

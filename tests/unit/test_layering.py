@@ -27,7 +27,7 @@ NATIVE = {
     "engine": {"base", "core", "reduce", "comm"},
     "diff": _INTERFACES,
     "sparse": _INTERFACES,
-    "pde": {"base"},
+    "pde": {"base", "comm", "diff"},
 }
 # The one place that knows the concrete transports and communicators.
 REGISTRY = _SRC / "comm" / "world.cpp"

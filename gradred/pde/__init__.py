@@ -1,0 +1,17 @@
+"""Partial differential equations on grids over the ranks, trained together with networks."""
+
+from __future__ import annotations
+
+from gradred.pde.grids import Grid, blocks_of
+from gradred.pde.lbfgs import LbfgsState, minimize_lbfgs
+from gradred.pde.propagation import AcousticWave, Heat, Traffic
+
+__all__ = [
+    "AcousticWave",
+    "Grid",
+    "Heat",
+    "LbfgsState",
+    "Traffic",
+    "blocks_of",
+    "minimize_lbfgs",
+]
