@@ -113,3 +113,19 @@ def test_in_a_process_set(job) -> None:
     texts = job.exchange(text if job.rank in pair.ranks else "")
     assert texts[0] == texts[2] and not texts[1]
     assert (gr.allreduce(np.ones(3), gr.Sum, name="after") == job.size).all()
+
+
+def test_one_name_for_operations_in_turn(job) -> None:
+    """H1: what a name stood for before does not matter."""
+    x = np.arange(12.0).reshape(6, 2) + job.rank
+    everyone = [np.arange(12.0).reshape(6, 2) + rank for rank in range(job.size)]
+    total = np.sum(everyone, 0)
+    mine = np.array_split(np.arange(6), job.size)[job.rank]
+    for _ in range(3):
+        assert (gr.allreduce(x, gr.Sum, name="turn") == total).all()
+        assert (gr.reducescatter(x, gr.Sum, name="turn") == total[mine]).all()
+        assert (gr.allgather(x, name="turn") == np.concatenate(everyone)).all()
+        assert (gr.broadcast(x, 1, name="turn") == everyone[1]).all()
+        [first, second] = gr.grouped_allreduce([x, 2 * x], gr.Sum, name="turn")
+        assert (first == total).all() and (second == 2 * total).all()
+        gr.barrier("turn")

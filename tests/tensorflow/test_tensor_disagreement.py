@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gradred.tensorflow as hvd
@@ -155,3 +156,26 @@ def test_bad_input(mode: str, size: int) -> None:
             function()
             pytest.fail(f"{what}: no error")
         assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="after")) == size
+
+
+@BOTH
+def test_one_name_for_operations_in_turn(mode: str, rank: int, size: int) -> None:
+    """H1"""
+    everyone = [np.arange(12.0).reshape(6, 2) + r for r in range(size)]
+    mine = np.array_split(np.arange(6), size)[rank]
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (
+            hvd.allreduce(x, op=hvd.Sum, name="turn"),
+            hvd.reducescatter(x, op=hvd.Sum, name="turn"),
+            hvd.allgather(x, name="turn"),
+            hvd.broadcast(x, 1, name="turn"),
+        )
+
+    run = step if mode == "eager" else tf.function(step, autograph=False)
+    total = np.sum(everyone, 0)
+    for _ in range(3):
+        results = run(tf.constant(everyone[rank]))
+        expected = (total, total[mine], np.concatenate(everyone), everyone[1])
+        for result, value in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(result, value)
