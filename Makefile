@@ -187,7 +187,7 @@ sanitize: $(STAMPS)/packages-$(MPI)
 
 lint: $(STAMPS)/packages-$(MPI)
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy gradred/launch
+	$(VENV)/bin/mypy gradred tests/typed
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 
 format: $(STAMPS)/packages-$(MPI)

@@ -9,8 +9,8 @@ wait for it; KeyboardInterrupt gets through. They are not differentiable; ``grad
 those that are.
 
 Names: the k-th call of a name on a rank belongs to the k-th on the others. Without a name a call is
-named by operation, dtype, process set and the line that makes it, so loops create no new names, and
-ranks that come from different lines need a name.
+named by operation, dtype and the line that makes it, so loops create no new names, and ranks that
+come from different lines need a name.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def alltoall(
     [value] = _rows([array], what)
     number = member_of(process_set, what)
     counts = None if splits is None else _splits(splits, what, number)
-    domain = name or _unnamed("alltoall", [value], number)
+    domain = name or _unnamed("alltoall", [value])
     entry = _entry("alltoall", domain, value.dtype, value.array.shape)
     [(result, _, received)] = core.run(domain, number, [entry], [], [value.array], [counts])
     rows = value.result(_present(result))
@@ -231,7 +231,7 @@ def broadcast(
             f"{what}: root_rank={root_rank!r}: expected a rank of process set {number} "
             f"({', '.join(map(str, process_set.ranks))})"
         )
-    domain = name or _unnamed("broadcast", [value], number)
+    domain = name or _unnamed("broadcast", [value])
     entry = _entry("broadcast", domain, value.dtype, value.array.shape)
     entry["root"] = int(root_rank)
     [(result, _, _)] = core.run(domain, number, [entry], [], [value.array])
@@ -241,7 +241,7 @@ def broadcast(
 def barrier(name: str | None = None, *, process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks of the process set have called it."""
     number = member_of(process_set, _what("barrier", name))
-    domain = name or f"barrier.{number}.{_call_site()}"
+    domain = name or f"barrier.{_call_site()}"
     core.run(domain, number, [_entry("barrier", domain, "uint8", ())], [], [None])
 
 
@@ -272,7 +272,7 @@ def _reduce(
     number = member_of(process_set, what)
     if not values:
         return []
-    domain = name or _unnamed(operation, values, number)
+    domain = name or _unnamed(operation, values)
     kind = "reducescatter" if scatter else "allreduce"
     key = (domain, number, kind, reduce_op, factors, wire)
     spec = _spec((*key, *((value.dtype, value.array.shape) for value in values)))
@@ -359,7 +359,7 @@ def _allgather(
     number = member_of(process_set, what)
     if not values:
         return []
-    domain = name or _unnamed(operation, values, number)
+    domain = name or _unnamed(operation, values)
     labels = [domain] if len(values) == 1 else [f"{domain}/{i}" for i in range(len(values))]
     entries = [
         _entry("allgather", label, value.dtype, value.array.shape)
@@ -421,9 +421,9 @@ def _present(array: np.ndarray | None) -> np.ndarray:
     return array
 
 
-def _unnamed(operation: str, values: Sequence[Input], process_set: int) -> str:
+def _unnamed(operation: str, values: Sequence[Input]) -> str:
     dtypes = "+".join(sorted({value.dtype for value in values}))
-    return f"{operation}.{dtypes}.{process_set}.{_call_site()}"
+    return f"{operation}.{dtypes}.{_call_site()}"
 
 
 def _call_site() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,12 @@ def _problem(rank: int, path: str, file: str) -> str:
 
 def _clock_id() -> str:
     """Equal where the monotonic clock is: the boot of a machine, and a namespace of time."""
-    parts = []
-    for read in (
+    sources: tuple[Callable[[], str], ...] = (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         lambda: os.readlink("/proc/self/ns/time"),
-    ):
+    )
+    parts = []
+    for read in sources:
         try:
             parts.append(read())
         except OSError:

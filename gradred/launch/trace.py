@@ -86,7 +86,8 @@ def _details(trace: Trace) -> str:
 
 
 def _kind(event: Event) -> str:
-    return event["name"].rpartition(": ")[2] if event["ph"] == "b" else event["name"]
+    name = str(event["name"])
+    return name.rpartition(": ")[2] if event["ph"] == "b" else name
 
 
 def problems(trace: Trace) -> list[str]:

@@ -43,7 +43,7 @@ def as_gradred_error(error: tf.errors.OpError) -> errors.Error | None:
     """The error of gradred that an op failed with, or None if it was not one of gradred's."""
     text = error.message or ""
     match = _KIND.search(text)
-    kind = getattr(errors, match[1], None) if match else None
+    kind: type[errors.Error] | None = getattr(errors, match[1], None) if match else None
     if match is None or kind is None:
         return None
     # TensorFlow adds where the op was: "... [Op:GradredRunList] name: "

@@ -97,6 +97,7 @@ void Negotiator::Impl::On(const Abandon& event) {
   if (batch.abandoned) return;  // the first reason stays
   batch.abandoned = true;
   batch.reason = event.reason;
+  batch.abandoned_kind = event.kind;
   if (batch.domain) {
     for (const int id : batch.domain->ids) held_.Clear(id);
   }

@@ -70,6 +70,7 @@ struct Ready {
 struct Abandon {
   std::string domain;
   std::string reason;
+  Kind kind = Kind::kAbandoned;  // kMismatch: the reason is the whole text
 };
 // No Begin from here until AllJoined. Batches that were started before go on as usual (Ready and
 // Abandon may come); this rank counts as joined once all their groups are ready.

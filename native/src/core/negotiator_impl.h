@@ -44,6 +44,7 @@ class Negotiator::Impl {
     int ready_count = 0;
     bool abandoned = false;
     std::string reason;  // of the abandon
+    Kind abandoned_kind = Kind::kAbandoned;
     bool whole() const { return ready_count == static_cast<int>(ready.size()); }
   };
   struct ShutDownRank {

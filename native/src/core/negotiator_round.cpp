@@ -83,8 +83,9 @@ Records Negotiator::Impl::MyRecords() const {
   }
   for (const std::string& name : abandoned_) {
     const Domain* domain = table_.Find(name);
-    records.abandoned[{name, options_.rank}] = {domain ? domain->batches : 0,
-                                                batches_.at(name).reason};
+    const Batch& batch = batches_.at(name);
+    records.abandoned[{name, options_.rank}] = {domain ? domain->batches : 0, batch.reason,
+                                                batch.abandoned_kind};
   }
   if (joined_ && !join_announced_) records.joins[options_.rank] = counters_.rounds;
   if (shutdown_requested_ && !shutdown_announced_) {
@@ -161,8 +162,11 @@ void Negotiator::Impl::ApplyAbandoned(const Records& records) {
       throw Error(Kind::kInternal,
                   RankName(rank) + " abandoned batch " + std::to_string(record.batch) + " of '" +
                       name + "', but the ranks are at " + std::to_string(domain->batches));
-    FailBatch(name, {Kind::kAbandoned, RankName(rank) + " abandoned batch of " +
-                                           NameInSet(name, options_) + ": " + record.reason});
+    const std::string text = record.kind == Kind::kAbandoned
+                                 ? RankName(rank) + " abandoned batch of " +
+                                       NameInSet(name, options_) + ": " + record.reason
+                                 : record.reason;
+    FailBatch(name, {record.kind, text});
   }
 }
 

@@ -16,7 +16,8 @@ void Unite(Records::New* mine, Records::New other) {
 }
 
 void Unite(Records::Abandoned* mine, Records::Abandoned other) {
-  if (std::tie(other.batch, other.reason) < std::tie(mine->batch, mine->reason))
+  if (std::tie(other.batch, other.reason, other.kind) <
+      std::tie(mine->batch, mine->reason, mine->kind))
     *mine = std::move(other);
 }
 
@@ -90,6 +91,7 @@ std::string Records::Encode() const {
     out.PutString(key.first);
     out.Put<int32_t>(key.second);
     out.Put(record.batch);
+    out.Put(record.kind);
     out.PutString(record.reason);
   }
   out.Put<uint32_t>(joins.size());
@@ -118,8 +120,9 @@ Records Records::Decode(const std::string& blob) {
     std::string domain = in.GetString();
     const int rank = in.Get<int32_t>();
     const int64_t batch = in.Get<int64_t>();
+    const Kind kind = in.Get<Kind>();
     return std::make_pair(std::make_pair(std::move(domain), rank),
-                          Abandoned{batch, in.GetString()});
+                          Abandoned{batch, in.GetString(), kind});
   });
   ReadMap(&in, &records.joins, [&] {
     const int rank = in.Get<int32_t>();

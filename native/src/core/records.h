@@ -26,6 +26,7 @@ struct Records {
   struct Abandoned {
     int64_t batch;  // number of the batch: how many have ended before
     std::string reason;
+    Kind kind;  // of the error
   };
   struct ShutDown {
     std::string reason;

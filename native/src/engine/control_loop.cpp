@@ -18,14 +18,19 @@ constexpr Nanos kFlushNotices = 2 * kWatchEvery;
 }  // namespace
 
 ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data,
-                         std::shared_ptr<Completions> completions, MetricsStore* metrics)
+                         std::shared_ptr<Completions> completions,
+                         std::shared_ptr<MetricsStore> metrics)
     : Loop(world.control(), std::move(completions)),
       world_(world),
       options_(options),
       data_(data),
-      metrics_(metrics),
+      metrics_(std::move(metrics)),
       side_(world.side()),
-      stalls_(world.topology().rank, options.stall_warn, options.stall_fail, &side_) {
+      stalls_(world.topology().rank, options.stall_warn, options.stall_fail, &side_),
+      elsewhere_(world.topology().rank, &side_, [this](const DomainSpecPtr& spec) {
+        return std::make_shared<Batch>(spec, PlanOf(*spec), std::vector<SlotPtr>{}, completions_,
+                                       metrics_);
+      }) {
   std::vector<int> all(world.topology().size);
   for (int r = 0; r < world.topology().size; ++r) all[r] = r;
   data_->AddSet(0, all);
@@ -169,13 +174,17 @@ void ControlLoop::Watch(Nanos now) {
   next_watch_ = now + (stalls_.awaits_answers() ? kWatchAnswers : kWatchEvery);
   side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice, -1); },
               [this, now](const WhoLacks& question) { stalls_.OnQuestion(question, sets_, now); },
-              [this](const ILack& answer) { stalls_.OnAnswer(answer); }});
+              [this](const ILack& answer) { stalls_.OnAnswer(answer); },
+              [this](const WhoElsewhere& question) { elsewhere_.OnQuestion(question, sets_); },
+              [this](const Elsewhere& answer) { elsewhere_.OnAnswer(answer, sets_); }});
   PagePool::The().Trim(now);
   if (faulty_) return;
   if (const std::optional<Status> lost = world_.CheckPeers())
     OnNotice({world_.topology().rank, lost->kind(), lost->message()}, -1);
   else if (const std::optional<Status> stalled = stalls_.Check(sets_, now))
     OnNotice({world_.topology().rank, stalled->kind(), stalled->message()}, -1);
+  else
+    elsewhere_.Check(sets_, now);
 }
 
 bool ControlLoop::AllShutDown() const {
@@ -251,7 +260,8 @@ void ControlLoop::EndWith(const Status& cause) {
   // Ranks of other machines look at the side channel a few times a second, and some get the notice
   // through this one.
   for (const Nanos until = Now() + kFlushNotices; Now() < until;) {
-    side_.Poll({[](const AbortNotice&) {}, [](const WhoLacks&) {}, [](const ILack&) {}});
+    side_.Poll({[](const AbortNotice&) {}, [](const WhoLacks&) {}, [](const ILack&) {},
+                [](const WhoElsewhere&) {}, [](const Elsewhere&) {}});
     world_.side().bell().Sleep(world_.side().bell().Ticket(), 5 * kMillisecond);
   }
   world_.Abort(cause);

@@ -12,6 +12,7 @@
 
 #include "comm/world.h"
 #include "engine/data_loop.h"
+#include "engine/elsewhere_watch.h"
 #include "engine/engine.h"
 #include "engine/loop.h"
 #include "engine/set_control.h"
@@ -23,7 +24,7 @@ namespace gradred::engine {
 class ControlLoop final : public Loop {
  public:
   ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data,
-              std::shared_ptr<Completions> completions, MetricsStore* metrics);
+              std::shared_ptr<Completions> completions, std::shared_ptr<MetricsStore> metrics);
   ~ControlLoop() override { JoinThread(); }
   void JoinThread();  // after Shutdown or Fault
 
@@ -67,9 +68,10 @@ class ControlLoop final : public Loop {
   comm::World& world_;
   const EngineOptions options_;
   DataLoop* const data_;
-  MetricsStore* const metrics_;
+  const std::shared_ptr<MetricsStore> metrics_;
   SideChannel side_;
   StallWatch stalls_;
+  ElsewhereWatch elsewhere_;
   std::vector<std::unique_ptr<SetControl>> sets_;
   Nanos next_watch_ = 0;
 

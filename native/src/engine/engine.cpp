@@ -84,8 +84,7 @@ class Engine::Impl final : public BatchRunner {
         slots_(options.slot_nbytes),
         data_(*world_, options.transport_timeout, completions_, metrics_.get(), &slots_,
               options.thread_core, [this](const Status& cause) { control_->Fault(cause); }),
-        control_(
-            std::make_unique<ControlLoop>(*world_, options, &data_, completions_, metrics_.get())),
+        control_(std::make_unique<ControlLoop>(*world_, options, &data_, completions_, metrics_)),
         book_(std::make_shared<PlanBook>(this,
                                          PlanOptions{options.plan_batches, options.spare_core,
                                                      CoresOfRank(world_->topology().local_size)},

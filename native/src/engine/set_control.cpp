@@ -95,7 +95,7 @@ void SetControl::GroupReady(const BatchPtr& batch, int group) {
   Drain();
 }
 
-void SetControl::Abandon(const BatchPtr& batch, const std::string& reason) {
+void SetControl::Abandon(const BatchPtr& batch, const std::string& reason, Kind kind) {
   if (shutdown_asked_) return;  // the shutdown fails it
   for (auto& held : after_join_)
     if (held.first == batch) held.second = reason;
@@ -105,7 +105,7 @@ void SetControl::Abandon(const BatchPtr& batch, const std::string& reason) {
   for (size_t i = 0; i < queue.batches.size(); ++i) {
     if (queue.batches[i] != batch || queue.abandoned[i]) continue;
     queue.abandoned[i] = reason;
-    if (i == 0 && queue.begun) Enqueue(core::Abandon{batch->spec().name, reason}, batch);
+    if (i == 0 && queue.begun) Enqueue(core::Abandon{batch->spec().name, reason, kind}, batch);
     break;
   }
   Drain();
@@ -128,8 +128,21 @@ void SetControl::Shutdown(const std::string& reason) {
 Status SetControl::Named(const std::string& domain, const Status& status) const {
   std::string text = status.message();
   if (text.find("'" + domain + "'") == std::string::npos) text += " (in '" + domain + "')";
-  if (id_ != 0) text += " (process set " + std::to_string(id_) + ")";
+  if (id_ != 0 && text.find("process set") == std::string::npos)
+    text += " (process set " + std::to_string(id_) + ")";
   return {status.kind(), text};
+}
+
+BatchPtr SetControl::WholeBatch(const std::string& domain, Nanos* since) const {
+  const auto at = queues_.find(domain);
+  if (at == queues_.end() || !at->second.begun || at->second.abandoned.front()) return nullptr;
+  Nanos last = 0;
+  for (const Nanos ready : at->second.ready_since) {
+    if (ready <= 0) return nullptr;
+    last = std::max(last, ready);
+  }
+  if (since) *since = last;
+  return at->second.batches.front();
 }
 
 void SetControl::EndFirst(const std::string& domain) {

@@ -25,7 +25,8 @@ class SetControl {
 
   void Open(const BatchPtr& batch);
   void GroupReady(const BatchPtr& batch, int group);
-  void Abandon(const BatchPtr& batch, const std::string& reason);
+  void Abandon(const BatchPtr& batch, const std::string& reason,
+               Kind kind = Kind::kAbandoned);  // as core::Abandon
   void Join(std::function<void(int last_rank)> done);
   void Shutdown(const std::string& reason);
 
@@ -67,6 +68,10 @@ class SetControl {
     if (group == kShutdown) return !shutdown_asked_;
     return negotiator_.Lacks(domain, group);
   }
+  // The started batch of the domain, if it is complete here and not given up; else null. `since`:
+  // when it became so.
+  BatchPtr WholeBatch(const std::string& domain, Nanos* since = nullptr) const;
+  bool Has(const std::string& domain) const { return queues_.count(domain) != 0; }
   const core::NegotiatorCounters& counters() const { return negotiator_.counters(); }
   const std::vector<int>& members() const { return members_; }
   int id() const { return id_; }
@@ -75,7 +80,7 @@ class SetControl {
   // Batches of one domain in the order of Open; the negotiator knows the first.
   struct Queue {
     std::deque<BatchPtr> batches;
-    std::deque<std::optional<std::string>> abandoned;  // reason, where given up before it started
+    std::deque<std::optional<std::string>> abandoned;  // reason, where given up
     bool begun = false;
     int groups_left = 0;
     std::vector<Nanos> ready_since;  // by group; 0: not reported ready, -1: has run

@@ -7,7 +7,7 @@
 namespace gradred::engine {
 namespace {
 
-enum class What : uint8_t { kAbort, kQuestion, kAnswer };
+enum class What : uint8_t { kAbort, kQuestion, kAnswer, kWhoElsewhere, kElsewhere };
 constexpr size_t kLongestText = 2000;  // a datagram holds it
 
 std::string Shortened(const std::string& text) {
@@ -65,6 +65,28 @@ void SideChannel::Answer(int asker, const ILack& answer) {
   transport_.Post(asker, out.Take());
 }
 
+void SideChannel::AskElsewhere(const WhoElsewhere& question) {
+  Writer out;
+  out.Put(What::kWhoElsewhere);
+  out.Put<int32_t>(question.asker);
+  out.Put<int32_t>(-1);
+  out.Put<int32_t>(question.set_id);
+  out.PutString(Shortened(question.domain));
+  Spread(out.Take(), question.asker, -1);
+}
+
+void SideChannel::TellElsewhere(int rank, const Elsewhere& answer) {
+  Writer out;
+  out.Put(What::kElsewhere);
+  out.Put<int32_t>(answer.rank);
+  out.Put<int32_t>(-1);
+  out.Put<int32_t>(answer.set_id);
+  out.Put<int32_t>(answer.other_set);
+  out.PutString(Shortened(answer.domain));
+  out.PutString(Shortened(answer.text).substr(0, 1000));
+  transport_.Post(rank, out.Take());
+}
+
 bool SideChannel::Poll(const Handlers& handlers) {
   bool any = false;
   transport_.Progress();
@@ -89,6 +111,21 @@ bool SideChannel::Poll(const Handlers& handlers) {
       question.group = in.Get<int32_t>();
       question.domain = in.GetString();
       handlers.question(question);
+    } else if (what == What::kWhoElsewhere) {
+      Spread(message.bytes, root, lost_rank);
+      WhoElsewhere question;
+      question.asker = root;
+      question.set_id = in.Get<int32_t>();
+      question.domain = in.GetString();
+      handlers.who_elsewhere(question);
+    } else if (what == What::kElsewhere) {
+      Elsewhere answer;
+      answer.rank = root;
+      answer.set_id = in.Get<int32_t>();
+      answer.other_set = in.Get<int32_t>();
+      answer.domain = in.GetString();
+      answer.text = in.GetString();
+      handlers.elsewhere(answer);
     } else {
       ILack answer;
       answer.rank = root;
