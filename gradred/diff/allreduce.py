@@ -46,7 +46,7 @@ def allreduce(
 def _adjoint(node: Node, cotangent: tf.Tensor) -> list[tf.Tensor]:
     context, op = node.context, _NAMES[node.params[0]]
     if op in ("sum", "mean"):
-        return [allreduce(cotangent, context, op)]
+        return [allreduce(cotangent, context, "mean" if op == "mean" else "sum")]
     total = allreduce(cotangent, context)
     [x], [y] = node.inputs, node.outputs
     if op == "product":

@@ -289,7 +289,7 @@ def _booleans(periodic: bool | Sequence[bool]) -> tuple[bool, ...]:
 
 def _groups_of(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
     """The groups of a context, each ascending."""
-    listed = list(range(size)) if ranks is None else list(ranks)
+    listed: list[Any] = list(range(size)) if ranks is None else list(ranks)
     nested = bool(listed) and not isinstance(listed[0], int | np.integer)
     groups = tuple(tuple(int(r) for r in group) for group in (listed if nested else [listed]))
     members = list(itertools.chain(*groups))

@@ -44,11 +44,12 @@ def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Co
     arguments. If it computes gradients itself, their nodes are listed as well; else ``adjoint``
     says what its backward pass will send. A node in a loop is listed once.
     """
-    if not hasattr(function, "structured_outputs"):  # of a concrete function
-        if not hasattr(function, "get_concrete_function"):
-            function = tf.function(function)
-        function = function.get_concrete_function(*args, **kwargs)
-    return [_describe(node, where) for node, where in _nodes(function.graph, "")]
+    traced: Any = function
+    if not hasattr(traced, "structured_outputs"):  # of a concrete function
+        if not hasattr(traced, "get_concrete_function"):
+            traced = tf.function(traced)
+        traced = traced.get_concrete_function(*args, **kwargs)
+    return [_describe(node, where) for node, where in _nodes(traced.graph, "")]
 
 
 def _nodes(graph: Any, prefix: str) -> Iterator[tuple[Node, str]]:

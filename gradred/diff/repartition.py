@@ -71,7 +71,7 @@ def _check(boxes: list[np.ndarray], context: Context) -> None:
             f"repartition in context '{context.name}': expected {context.size} blocks before and "
             f"after, of equally many dimensions, got {[list(b.shape[:2]) for b in boxes]}"
         )
-    wholes = []
+    wholes: list[Any] = []
     for name, blocks in zip(("before", "after"), boxes, strict=True):
         full = blocks[np.all(blocks[:, :, 1] > blocks[:, :, 0], 1)]
         if len(full) == 0:

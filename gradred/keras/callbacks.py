@@ -106,7 +106,7 @@ class BestModelCheckpoint(AveragingCallback, tf.keras.callbacks.ModelCheckpoint)
     What is best is decided by averages over the samples of all ranks, as MetricAverageCallback
     makes them. The first rank of the process set writes, and the others wait; ``best`` is the same
     on all. filepath may be set later, until training begins, and is needed on the rank that writes.
-    monitor, verbose, mode, save_freq: see Keras' callback.
+    monitor, verbose, save_weights_only, mode, save_freq: see Keras' callback.
 
     Raises, in training: InvalidArgument without a path; on the rank that writes what Keras raises,
     and Abandoned with its text on the others.
@@ -118,16 +118,19 @@ class BestModelCheckpoint(AveragingCallback, tf.keras.callbacks.ModelCheckpoint)
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
+        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
         filepath: Any = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
+        unset = "unset.weights.h5" if save_weights_only else "unset.keras"
         super().__init__(
-            "unset.keras" if filepath is None else filepath,
+            unset if filepath is None else filepath,
             monitor=monitor,
             verbose=verbose,
             save_best_only=True,
+            save_weights_only=save_weights_only,
             mode=mode,
             save_freq=save_freq,
             process_set=process_set,

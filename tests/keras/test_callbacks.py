@@ -211,12 +211,14 @@ def test_best_model(mode, rank, size, shared_dir):
         np.testing.assert_array_equal(a, b)
 
 
-def test_best_model_by_batches(rank, size, shared_dir):
-    best = hvd.callbacks.BestModelCheckpoint("loss", save_freq=2)
-    best.filepath = str(shared_dir / f"{rank}-{{batch}}.keras")
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_best_model_by_batches(weights_only, rank, size, shared_dir):
+    ending = ".weights.h5" if weights_only else ".keras"
+    best = hvd.callbacks.BestModelCheckpoint("loss", save_weights_only=weights_only, save_freq=2)
+    best.filepath = str(shared_dir / f"{rank}-{{batch}}{ending}")
     run([best], rows=16, epochs=1, rate=0.1)
     gradred.barrier()
-    assert [path.name for path in shared_dir.iterdir()] == ["0-2.keras"]
+    assert [path.name for path in shared_dir.iterdir()] == [f"0-2{ending}"]
     assert len(set(gradred.allgather_object(best.best))) == 1
 
 
