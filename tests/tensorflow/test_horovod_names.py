@@ -19,7 +19,7 @@ pytestmark = pytest.mark.smoke
 
 _PAGE = Path(__file__).parents[2] / "docs" / "horovod.md"
 _ROW = re.compile(
-    r"^\| `(\w+)` \| (?:`(.*?)`|(none|a constant)) \| (\w+) \| (.*) \|$", re.MULTILINE
+    r"^\| `(\w+)` \| (?:`(.*?)`|(none|not called)) \| (\w+) \| (.*) \|$", re.MULTILINE
 )
 _DEFAULTS = {
     "Average": gradred.tensorflow.Average,
@@ -29,7 +29,7 @@ _DEFAULTS = {
 
 
 def rows() -> Iterator[Any]:
-    """(module, name, arguments or None for a constant, verdict) of each row of the page."""
+    """(module, name, arguments or None, verdict) of each row of the page."""
     for section in re.split(r"^## ", _PAGE.read_text(), flags=re.MULTILINE)[1:]:
         module = section.partition("\n")[0]
         if module.startswith("gradred."):
@@ -37,7 +37,7 @@ def rows() -> Iterator[Any]:
             assert len(found) == section.count("\n| `"), f"{module}: a row that cannot be read"
             for row in found:
                 name, arguments, word, verdict, _ = row.groups()
-                text = None if word == "a constant" else arguments or ""
+                text = None if word == "not called" else arguments or ""
                 yield pytest.param(module, name, text, verdict, id=f"{module}.{name}")
 
 
@@ -52,7 +52,7 @@ def arguments_of(text: str) -> list[tuple[str, Any]]:
     return list(zip(names, [*required, *defaults], strict=True))
 
 
-@pytest.mark.parametrize(("module", "name", "arguments", "verdict"), rows())
+@pytest.mark.parametrize(("module", "name", "arguments", "verdict"), list(rows()))
 def test_row(module: str, name: str, arguments: str | None, verdict: str) -> None:
     assert verdict in ("same", "better", "refused")
     home = importlib.import_module(module)
