@@ -21,6 +21,17 @@ bool HasMember(const SetControl& set, int rank) {
   return std::binary_search(set.members().begin(), set.members().end(), rank);
 }
 
+// TensorFlow's part ends the names of sets other than 0 like this: gradred/tensorflow/graph.py.
+std::string SetSuffix(int id) { return "@" + std::to_string(id); }
+
+std::string WithoutSet(const std::string& domain, int id) {
+  const std::string suffix = SetSuffix(id);
+  const size_t at = domain.rfind(suffix);
+  return at != std::string::npos && at > 0 && at + suffix.size() == domain.size()
+             ? domain.substr(0, at)
+             : domain;
+}
+
 std::string Place(int rank, const SetControl& set) {
   core::RankSet members;
   for (const int member : set.members()) members.Add(core::RankSet(member));
@@ -58,14 +69,17 @@ void ElsewhereWatch::OnQuestion(const WhoElsewhere& question, const Sets& sets) 
     at = at->second.at + kForgetAfter < now ? answered_.erase(at) : std::next(at);
   const SetControl* const set = Find(sets, question.set_id);
   if (!set || set->Has(question.domain)) return;
+  const std::string name = WithoutSet(question.domain, question.set_id);
   for (const auto& other : sets) {
     if (other.get() == set || !HasMember(*other, question.asker)) continue;
-    const BatchPtr batch = other->WholeBatch(question.domain);
-    if (!batch) continue;
-    answered_[{question.set_id, question.domain}] = {batch->spec_ptr(), now};
-    side_->TellElsewhere(question.asker,
-                         Elsewhere{rank_, question.set_id, other->id(), question.domain, ""});
-    return;
+    for (const std::string& other_name : {name, name + SetSuffix(other->id())}) {
+      const BatchPtr batch = other->WholeBatch(other_name);
+      if (!batch) continue;
+      answered_[{question.set_id, question.domain}] = {batch->spec_ptr(), now};
+      side_->TellElsewhere(question.asker,
+                           {rank_, question.set_id, other->id(), question.domain, other_name, ""});
+      return;
+    }
   }
 }
 
@@ -79,25 +93,29 @@ void ElsewhereWatch::OnAnswer(const Elsewhere& answer, const Sets& sets) {
     if (mine == answered_.end()) return;
     const DomainSpecPtr spec = std::move(mine->second.spec);
     answered_.erase(mine);
-    if (!set->Has(answer.domain)) GiveUp(set, *spec, answer.text);
+    if (!set->Has(answer.domain)) GiveUp(set, answer.domain, *spec, answer.text);
     return;
   }
   if (rank_ > answer.rank) return;  // it asks as well
   auto ended = ended_.find(key);
   if (ended == ended_.end()) {
     const BatchPtr batch = set->WholeBatch(answer.domain);
-    if (!batch || other->Has(answer.domain)) return;
+    if (!batch || other->Has(answer.other_domain)) return;
     const std::string text = Describe(batch->spec(), *set, answer, *other);
     ended = ended_.emplace(key, std::make_pair(answer.other_set, text)).first;
-    GiveUp(other, batch->spec(), text);
+    GiveUp(other, answer.other_domain, batch->spec(), text);
   }
-  if (ended->second.first == answer.other_set)
-    side_->TellElsewhere(answer.rank, Elsewhere{rank_, answer.set_id, answer.other_set,
-                                                answer.domain, ended->second.second});
+  if (ended->second.first != answer.other_set) return;
+  Elsewhere told = answer;
+  told.rank = rank_;
+  told.text = ended->second.second;
+  side_->TellElsewhere(answer.rank, told);
 }
 
-void ElsewhereWatch::GiveUp(SetControl* set, const DomainSpec& like, const std::string& text) {
+void ElsewhereWatch::GiveUp(SetControl* set, const std::string& name, const DomainSpec& like,
+                            const std::string& text) {
   auto spec = std::make_shared<DomainSpec>(like);
+  spec->name = name;
   spec->process_set = set->id();
   spec->plan = nullptr;
   const BatchPtr batch = make_(spec);
@@ -107,7 +125,7 @@ void ElsewhereWatch::GiveUp(SetControl* set, const DomainSpec& like, const std::
 
 std::string ElsewhereWatch::Describe(const DomainSpec& spec, const SetControl& mine,
                                      const Elsewhere& answer, const SetControl& other) const {
-  return std::string(OpName(spec.entries[0].op)) + " of '" + spec.name +
+  return std::string(OpName(spec.entries[0].op)) + " of '" + WithoutSet(spec.name, mine.id()) +
          "': ranks call it in different process sets: " + Place(rank_, mine) + "; " +
          Place(answer.rank, other) +
          ". Every rank must call it in the same process set; give calls that do not belong "

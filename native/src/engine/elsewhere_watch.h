@@ -35,7 +35,8 @@ class ElsewhereWatch {
 
  private:
   using Key = std::pair<int, std::string>;  // set, domain
-  void GiveUp(SetControl* set, const DomainSpec& like, const std::string& text);
+  void GiveUp(SetControl* set, const std::string& name, const DomainSpec& like,
+              const std::string& text);
   std::string Describe(const DomainSpec& spec, const SetControl& mine, const Elsewhere& answer,
                        const SetControl& other) const;
 

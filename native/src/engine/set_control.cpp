@@ -126,6 +126,7 @@ void SetControl::Shutdown(const std::string& reason) {
 }
 
 Status SetControl::Named(const std::string& domain, const Status& status) const {
+  if (status.kind() == Kind::kMismatch) return status;  // has both, and reads alike in all sets
   std::string text = status.message();
   if (text.find("'" + domain + "'") == std::string::npos) text += " (in '" + domain + "')";
   if (id_ != 0 && text.find("process set") == std::string::npos)

@@ -82,7 +82,8 @@ void SideChannel::TellElsewhere(int rank, const Elsewhere& answer) {
   out.Put<int32_t>(-1);
   out.Put<int32_t>(answer.set_id);
   out.Put<int32_t>(answer.other_set);
-  out.PutString(Shortened(answer.domain));
+  out.PutString(Shortened(answer.domain).substr(0, 500));
+  out.PutString(Shortened(answer.other_domain).substr(0, 500));
   out.PutString(Shortened(answer.text).substr(0, 1000));
   transport_.Post(rank, out.Take());
 }
@@ -124,6 +125,7 @@ bool SideChannel::Poll(const Handlers& handlers) {
       answer.set_id = in.Get<int32_t>();
       answer.other_set = in.Get<int32_t>();
       answer.domain = in.GetString();
+      answer.other_domain = in.GetString();
       answer.text = in.GetString();
       handlers.elsewhere(answer);
     } else {

@@ -37,7 +37,8 @@ struct WhoElsewhere {
 // the error of both.
 struct Elsewhere {
   int rank = 0, set_id = 0, other_set = 0;
-  std::string domain, text;
+  std::string domain, other_domain;  // the names in the two sets
+  std::string text;
 };
 
 class SideChannel {
