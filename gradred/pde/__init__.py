@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from gradred.pde.flat import FlatVariables
 from gradred.pde.grids import Grid, blocks_of
 from gradred.pde.lbfgs import LbfgsState, minimize_lbfgs
 from gradred.pde.propagation import AcousticWave, Heat, Traffic
 
 __all__ = [
     "AcousticWave",
+    "FlatVariables",
     "Grid",
     "Heat",
     "LbfgsState",
