@@ -36,6 +36,9 @@ class Error(RuntimeError):
 
     kind: ClassVar[str] = "Error"
 
+    # TensorFlow's AutoGraph replaces exceptions that Exception itself does not initialise.
+    __init__ = Exception.__init__
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "kind" not in cls.__dict__:

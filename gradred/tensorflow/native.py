@@ -64,8 +64,9 @@ def native_errors() -> Iterator[None]:
 
 
 def _not_differentiable(op: Any, *_: Any) -> None:
+    name = getattr(op, "name", op.type)  # eager mode's stand-ins have no name
     raise errors.Unsupported(
-        f"'{op.name}' is not differentiable: gradients that an optimizer or a tape reduced cannot "
+        f"'{name}' is not differentiable: gradients that an optimizer or a tape reduced cannot "
         "be differentiated again; use gradred.tensorflow.allreduce, which can"
     )
 

@@ -75,7 +75,10 @@ def _reduce(reducer: GradientReducer, pairs: list[tuple[Any, Any]]) -> tuple[lis
     def zeros() -> list[Any]:
         return [tf.zeros_like(held) for held in sums.sums]
 
-    reduced = sums.step(last, gradients, lambda g: reducer.reduce(g, variables), list, zeros)
+    def finish(reduced: list[Any]) -> list[Any]:  # in sessions operations run for their outputs
+        return [None if g is None else tf.identity(g) for g in reduced]
+
+    reduced = sums.step(last, gradients, lambda g: reducer.reduce(g, variables), finish, zeros)
     if not tf.executing_eagerly():
         with tf.control_dependencies(reduced):
             last = tf.identity(last)
