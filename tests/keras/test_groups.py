@@ -12,7 +12,7 @@ from gradred.tensorflow import DistributedGradientTape
 from gradred.tensorflow import DistributedOptimizer as TensorFlowOptimizer
 from harness.training import KERAS_3, keras
 
-pytestmark = [pytest.mark.ranks(1, 2, 3, 4, deadline=120), pytest.mark.smoke]
+pytestmark = [pytest.mark.ranks(1, 2, 4, deadline=120), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 MODES = pytest.mark.parametrize("mode", ["function", "eager"])

@@ -78,8 +78,11 @@ def test_a_caller_who_says_that_gradients_are_aggregated(kind, mode, rank, size)
     assert float(v[0]) == 1.0 - size * (size + 1) / 2
     local = hvd.DistributedOptimizer(make(1.0))
     local.register_local_var(own)
-    apply = made(mode, lambda: local.apply_gradients([(tf.ones([1]), own)], **_arguments(kind)))
-    apply()
+
+    def apply():
+        local.apply_gradients([(tf.ones([1]), own)], **_arguments(kind))
+
+    made(mode, apply)()
     assert float(own[0]) == 0.0
 
 

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.ranks(2, 3, deadline=60), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 BOTH = pytest.mark.parametrize("mode", ["function", "eager"])
-SCALE = pytest.mark.parametrize("scale", [True, False])
 
 
 def model():
@@ -54,8 +53,7 @@ LAYERS = {
 }
 
 
-@BOTH
-@SCALE
+@pytest.mark.parametrize(("mode", "scale"), [("function", True), ("eager", False)])
 @pytest.mark.parametrize("who", ["optimizer", "tape"])
 @pytest.mark.parametrize("layers", list(LAYERS))
 def test_local_layers(layers, who, scale, mode, rank, size):
