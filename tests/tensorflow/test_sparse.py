@@ -9,7 +9,7 @@ import gradred
 import gradred.tensorflow as hvd
 import tensorflow as tf
 
-pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.smoke]
+pytestmark = pytest.mark.ranks(1, 2, 3)
 
 BOTH = pytest.mark.parametrize("mode", ["eager", "graph"])
 ROWS, WIDTH = 64, 2
@@ -85,7 +85,7 @@ def test_what_moves_less_is_chosen_alike(mode, rank, size):
 
 
 @BOTH
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("wire", ["fp16", "bf16"])
 def test_compression(wire, mode, rank, size):
     compression = getattr(hvd.Compression, wire)

@@ -9,7 +9,7 @@ import gradred.tensorflow as hvd
 import tensorflow as tf
 from gradred.errors import InvalidArgument, Unsupported
 
-pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.smoke]
+pytestmark = pytest.mark.ranks(1, 2, 3)
 
 BOTH = pytest.mark.parametrize("mode", ["eager", "graph"])
 
@@ -107,6 +107,7 @@ def test_generic_names_let_ranks_call_in_different_places(mode, rank, size):
     assert float(traced(one if rank == 0 else another, mode)()[0]) == total(size)
 
 
+@pytest.mark.ranks(2)
 @BOTH
 def test_jacobians_are_local(mode, rank, size):
     v = tf.Variable([1.0, 2.0])
