@@ -221,11 +221,12 @@ class Settings:
         high=1e8,
     )
     diff_checks: int = _row(
-        100,
+        -1,
         "int",
         "job",
-        "operations of a context of gradred.diff that are compared over its ranks, from the first",
-        low=0,
+        "operations of a context of gradred.diff that are compared over its ranks, from the first; "
+        "-1: all",
+        low=-1,
         high=1 << 30,
     )
     timeline: str = _row(

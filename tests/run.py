@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 }
 _ARRAYS = ["tests/mpi"]  # no TensorFlow: quick to start
 _LOCAL = ["tests/multiproc"]  # ranks started without MPI
-_FRAMEWORKS = ["tests/tensorflow", "tests/keras", "tests/pde", "tests/examples"]
+_FRAMEWORKS = ["tests/tensorflow", "tests/keras", "tests/diff", "tests/pde", "tests/examples"]
 _NO_TESTS = 5  # pytest's exit code when none were chosen
 
 

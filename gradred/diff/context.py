@@ -58,7 +58,12 @@ class Context:
         """
         global _next_id
         groups = _groups_of(ranks, core.size())
-        definition = (groups, None if dims is None else tuple(dims), _booleans(periodic), name)
+        definition = (
+            groups,
+            None if dims is None else tuple(dims),
+            periodic if isinstance(periodic, bool) else tuple(periodic),
+            name,
+        )
         notes = allgather_object((_next_id, definition), "diff.context")
         for rank, (_, theirs) in enumerate(notes):
             if theirs != notes[0][1]:
@@ -73,8 +78,9 @@ class Context:
         own = [group for group in groups if mine in group]
         self.ranks = own[0] if own else ()
         self.dims = (len(self.ranks),) if dims is None else tuple(int(d) for d in dims)
-        wrap = _booleans(periodic)
-        self.periodic = wrap * len(self.dims) if len(wrap) == 1 else wrap
+        self.periodic = (
+            (periodic,) * len(self.dims) if isinstance(periodic, bool) else tuple(periodic)
+        )
         self._check_grid(groups)
         contexts[self.id] = self
         if own:
@@ -281,10 +287,6 @@ class Context:
 
     def __repr__(self) -> str:
         return f"Context(name={self.name!r}, ranks={list(self.ranks)}, dims={self.dims})"
-
-
-def _booleans(periodic: bool | Sequence[bool]) -> tuple[bool, ...]:
-    return (periodic,) if isinstance(periodic, bool) else tuple(bool(p) for p in periodic)
 
 
 def _groups_of(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:

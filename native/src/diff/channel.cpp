@@ -19,6 +19,7 @@ comm::Tag MessagesOf(int id) {
 
 constexpr int kMostContexts = comm::kChannels / comm::kChannelsPerSet / 2 - 1;
 
+constexpr Nanos kLastMessages = kSecond;
 constexpr Nanos kLook = 250 * kMillisecond;  // how often limits are looked at
 
 std::string Seconds(Nanos duration) { return std::to_string(duration / kSecond) + " s"; }
@@ -51,8 +52,9 @@ Channel::~Channel() {
   });
 }
 
-void Channel::Begin(std::string what) {
+void Channel::Begin(std::string what, int64_t place) {
   what_ = std::move(what);
+  place_ = place;
   agreed_ = false;
 }
 
@@ -166,7 +168,8 @@ void Channel::Await(const std::function<bool()>& finished) {
   Status told;
   const auto look = [&] {
     done = finished();
-    if (const Status* news = traffic_->ToldOf(id_); !done && news != nullptr) told = *news;
+    const News* news = done ? nullptr : traffic_->ToldOf(id_);
+    if (news != nullptr && Ends(*news, Now() - start)) told = news->cause;
     return done || !told.ok();
   };
   while (!traffic_->WaitUntil(look, Now() + kLook)) {
@@ -187,6 +190,13 @@ void Channel::Await(const std::function<bool()>& finished) {
   if (done) return;
   pending_ = true;
   throw Error(told);
+}
+
+// Whether what this rank waits for cannot come any more. A message of a rank that has left may
+// still be on its way.
+bool Channel::Ends(const News& news, Nanos waited) const {
+  if (news.finished < 0) return true;
+  return place_ >= 0 ? news.finished <= place_ : waited > kLastMessages;
 }
 
 void Channel::TimeOut(Nanos waited, const std::string& why) {

@@ -67,8 +67,10 @@ class Channel {
   double average_residual() const;
 
   // --- For the context ---
-  // `what`: the operation, for messages. `agreed`: all ranks have come to it.
-  void Begin(std::string what);
+  // `what`: the operation, for messages. `place`: its number among the collective ones; -1: it is
+  // none.
+  void Begin(std::string what, int64_t place);
+  // All ranks have come to it.
   void Agreed() { agreed_ = true; }
   // Frees scratch memory, or leaves it where something may still be written to it: then true.
   bool End();
@@ -76,6 +78,7 @@ class Channel {
  private:
   void Finish(const std::function<comm::WorkPtr()>& start);
   void Await(const std::function<bool()>& finished);
+  bool Ends(const News& news, Nanos waited) const;
   [[noreturn]] void TimeOut(Nanos waited, const std::string& why);
   std::string Who() const;
 
@@ -89,6 +92,7 @@ class Channel {
   std::vector<comm::WorkPtr> messages_;
   std::vector<comm::SegmentPtr> scratch_;
   std::string what_;
+  int64_t place_ = -1;
   bool agreed_ = false;
   bool pending_ = false;  // something was left unfinished
 };

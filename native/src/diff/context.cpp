@@ -8,33 +8,27 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/digest.h"
+#include "diff/reduction.h"
 
 namespace gradred::diff {
 namespace {
 
-// What a rank tells of an operation.
-struct Record {
-  uint64_t hi = 0, lo = 0;  // digest of the terms
-  int64_t refused = 0;
-  int64_t count = 0;
-  int64_t numbers[kNumbers] = {};
-};
-
-// Of the ranks' texts: (rank, text) in the order of ranks, each once.
+// Of the ranks' texts: (rank, refused, text) in the order of ranks, each once.
 std::string MergeTexts(const std::string& a, const std::string& b) {
-  std::map<int32_t, std::string> texts;
+  std::map<int32_t, std::pair<uint8_t, std::string>> texts;
   for (const std::string* blob : {&a, &b}) {
     Reader in(*blob);
     while (!in.AtEnd()) {
       const int32_t rank = in.Get<int32_t>();
-      texts.emplace(rank, in.GetString());
+      const auto refused = in.Get<uint8_t>();
+      texts[rank] = {refused, in.GetString()};
     }
   }
   Writer out;
   for (const auto& [rank, text] : texts) {
     out.Put(rank);
-    out.PutString(text);
+    out.Put(text.first);
+    out.PutString(text.second);
   }
   return out.Take();
 }
@@ -83,10 +77,10 @@ void Context::Close(const std::string& reason) {
     if (failure_.ok()) failure_ = cause;
     wake_.notify_one();
   }
-  traffic_->Note(options_.id, cause);
+  traffic_->Note(options_.id, {cause, -1});
   worker_.join();
   try {
-    traffic_->Tell(options_.id, cause, options_.members);
+    traffic_->Tell(options_.id, {cause, finished_}, options_.members);
   } catch (const Error&) {
     // The transport has failed, which the others know.
   }
@@ -103,16 +97,19 @@ void Context::Work() {
     lock.unlock();
     bool keep = false;
     if (status.ok()) {
-      channel_.Begin(item.what + " in context '" + options_.name + "'");
+      const bool collective = item.operation->collective();
+      channel_.Begin(item.what + " in context '" + options_.name + "'",
+                     collective ? finished_.load() : -1);
       try {
         Execute(item);
       } catch (const AgreedError& error) {
         status = error.status();
       } catch (...) {
-        status = CurrentException();
+        status = Named(CurrentException(), item);
         Fail(status);
       }
       keep = channel_.End();
+      finished_ += collective && !keep;
     }
     item.call->Done(status, keep);
     lock.lock();
@@ -125,13 +122,24 @@ void Context::Fail(const Status& cause) {
     if (!failure_.ok()) return;
     failure_ = cause;
   }
-  const bool told = traffic_->Locked([&] { return traffic_->ToldOf(options_.id) != nullptr; });
+  const bool told = traffic_->Locked([&] {
+    const News* news = traffic_->ToldOf(options_.id);
+    return news != nullptr && news->finished < 0;
+  });
   if (told) return;  // who told it told all
   try {
-    traffic_->Tell(options_.id, cause, options_.members);
+    traffic_->Tell(options_.id, {cause, -1}, options_.members);
   } catch (const Error&) {
     // The transport has failed, which the others know.
   }
+}
+
+// Errors of an operation itself do not say where; those of the channel do.
+Status Context::Named(const Status& cause, const Item& item) const {
+  if (cause.message().find("context '") != std::string::npos || IsEngineError(cause.kind()))
+    return cause;
+  return {cause.kind(), "rank " + std::to_string(channel_.members()[channel_.rank()]) + ": " +
+                            item.what + " in context '" + options_.name + "': " + cause.message()};
 }
 
 void Context::Execute(const Item& item) {
@@ -143,87 +151,83 @@ void Context::Execute(const Item& item) {
   } catch (const Error& error) {
     refusal = std::make_unique<Error>(error);
   }
+  if (operation.collective() && (options_.checks < 0 || finished_ < options_.checks)) {
+    const bool equal = AllEqual(DigestOf(terms.alike, 0), refusal != nullptr);
+    channel_.Agreed();
+    if (!equal) ThrowDisagreement(terms, refusal.get());
+  } else if (refusal != nullptr) {
+    throw *refusal;
+  }
   Numbers numbers;
-  const bool compared =
-      operation.collective() && (operation.needs_numbers() || position_ < options_.checks);
-  if (compared)
-    numbers = Agree(item, terms, refusal.get());
-  else if (refusal != nullptr)
-    throw Error(refusal->kind(), "rank " + std::to_string(channel_.members()[channel_.rank()]) +
-                                     ": " + item.what + " in context '" + options_.name +
-                                     "': " + refusal->what());
-  if (operation.collective()) ++position_;
+  if (operation.needs_numbers()) numbers = ExchangeNumbers(std::move(terms.numbers));
   operation.Run(*item.call, channel_, numbers);
 }
 
-Numbers Context::Agree(const Item& item, const Terms& terms, const Error* refusal) {
-  const int64_t position = position_;
-  const auto size = static_cast<size_t>(channel_.size());
-  Record mine;
-  const Digest digest = DigestOf(terms.alike, 0);
-  mine.hi = digest.hi;
-  mine.lo = digest.lo;
-  mine.refused = refusal != nullptr;
-  mine.count = static_cast<int64_t>(terms.numbers.size());
-  if (mine.count > kNumbers)
-    throw Error(Kind::kInternal, item.what + " has more than " + std::to_string(kNumbers) +
-                                     " numbers for the other ranks");
-  std::copy(terms.numbers.begin(), terms.numbers.end(), mine.numbers);
-  // Kept where a failure may leave it.
-  auto* records =
-      static_cast<Record*>(channel_.Scratch(static_cast<int64_t>((size + 1) * sizeof(Record))));
-  records[size] = mine;
-  channel_.AllGather(&records[size], records, std::vector<int64_t>(size, sizeof(Record)));
-  channel_.Agreed();
+// What is compared in one small allreduce: of two numbers, the least, and the least of the
+// complements.
+bool Context::AllEqual(const Digest& digest, bool refused) {
+  const auto hi = static_cast<int64_t>(digest.hi), lo = static_cast<int64_t>(digest.lo);
+  constexpr int kWords = 5;
+  auto* words = static_cast<int64_t*>(channel_.Scratch(2 * kWords * sizeof(int64_t)));
+  int64_t* least = words + kWords;
+  const int64_t mine[kWords] = {hi, ~hi, lo, ~lo, refused ? 0 : 1};
+  std::copy(mine, mine + kWords, words);
+  const Input input{words, DType::kInt64, {kWords}};
+  ReduceTensor(input, reduce::ReduceOp::kMin, least, channel_);
+  return !refused && std::equal(mine, mine + kWords, least);
+}
 
-  const bool good = std::all_of(records, records + size, [&](const Record& r) {
-    return r.refused == 0 && r.hi == mine.hi && r.lo == mine.lo;
-  });
-  if (good) {
-    Numbers numbers;
-    for (size_t r = 0; r < size; ++r)
-      numbers.emplace_back(records[r].numbers, records[r].numbers + records[r].count);
-    return numbers;
-  }
-  std::vector<bool> refused;
-  for (size_t r = 0; r < size; ++r) refused.push_back(records[r].refused != 0);
+Numbers Context::ExchangeNumbers(std::vector<int64_t> mine) {
+  if (mine.size() > kNumbers)
+    throw Error(Kind::kInternal, std::to_string(mine.size()) + " numbers for the other ranks");
+  const size_t count = mine.size(), size = static_cast<size_t>(channel_.size());
+  constexpr int64_t kBytes = kNumbers * sizeof(int64_t);
+  mine.resize(kNumbers);
+  auto* all = static_cast<int64_t*>(channel_.Scratch(static_cast<int64_t>(size + 1) * kBytes));
+  int64_t* sent = all + size * kNumbers;
+  std::copy(mine.begin(), mine.end(), sent);
+  channel_.AllGather(sent, all, std::vector<int64_t>(size, kBytes));
+  Numbers numbers;
+  for (const int64_t* r = all; r < sent; r += kNumbers) numbers.emplace_back(r, r + count);
+  return numbers;
+}
+
+void Context::ThrowDisagreement(const Terms& terms, const Error* refusal) {
+  struct Group {
+    uint8_t refused;
+    std::string text;
+    std::vector<int> ranks;
+  };
   Writer out;
-  out.Put<int32_t>(channel_.rank());
+  out.Put<int32_t>(channel_.members()[channel_.rank()]);
+  out.Put<uint8_t>(refusal != nullptr);
   out.PutString(refusal != nullptr ? refusal->what() : terms.alike);
   std::string blob = out.Take();
   channel_.Union(&blob, &MergeTexts);
-  std::vector<std::string> texts(size);
+  std::vector<Group> groups;  // in the order of lowest ranks
+  bool any_refused = false;
   Reader in(blob);
   while (!in.AtEnd()) {
     const int32_t rank = in.Get<int32_t>();
-    texts.at(rank) = in.GetString();
-  }
-  ++position_;
-  ThrowDisagreement(
-      texts, refused,
-      "operation " + std::to_string(position) + " of context '" + options_.name + "'");
-  return {};
-}
-
-void Context::ThrowDisagreement(const std::vector<std::string>& texts,
-                                const std::vector<bool>& refused, const std::string& what) const {
-  const bool any = std::find(refused.begin(), refused.end(), true) != refused.end();
-  std::vector<std::pair<std::string, std::vector<int>>> groups;  // in the order of lowest ranks
-  for (size_t r = 0; r < texts.size(); ++r) {
-    if (any && !refused[r]) continue;
-    const auto at = std::find_if(groups.begin(), groups.end(),
-                                 [&](const auto& group) { return group.first == texts[r]; });
-    const int rank = channel_.members()[r];
+    const auto refused = in.Get<uint8_t>();
+    const std::string text = in.GetString();
+    any_refused |= refused != 0;
+    const auto at = std::find_if(groups.begin(), groups.end(), [&](const Group& group) {
+      return group.refused == refused && group.text == text;
+    });
     if (at != groups.end())
-      at->second.push_back(rank);
+      at->ranks.push_back(rank);
     else
-      groups.push_back({texts[r], {rank}});
+      groups.push_back({refused, text, {rank}});
   }
   std::string text;
-  for (const auto& [terms, ranks] : groups)
-    text += (text.empty() ? "" : "; ") + Ranks(ranks) + ": " + terms;
-  throw AgreedError(any ? Kind::kInvalidArgument : Kind::kMismatch,
-                    what + (any ? ": " : ": the ranks differ: ") + text);
+  for (const Group& group : groups) {
+    if (any_refused && !group.refused) continue;
+    text += (text.empty() ? "" : "; ") + Ranks(group.ranks) + ": " + group.text;
+  }
+  throw AgreedError(any_refused ? Kind::kInvalidArgument : Kind::kMismatch,
+                    "operation " + std::to_string(finished_) + " of context '" + options_.name +
+                        "': " + (any_refused ? "" : "the ranks differ: ") + text);
 }
 
 namespace {

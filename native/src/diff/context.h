@@ -1,6 +1,7 @@
 // A group of ranks, and the order of what they communicate.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/digest.h"
 #include "diff/operation.h"
 
 namespace gradred::diff {
@@ -17,7 +19,7 @@ struct ContextOptions {
   int id = 0;  // the same on all members, used once in a job
   std::string name;
   std::vector<int> members;  // world ranks, ascending, this one among them
-  int checks = 0;            // collective operations whose terms are compared, from the first on
+  int checks = -1;  // collective operations whose terms are compared, from the first on; -1: all
   Limits limits;
 };
 
@@ -52,15 +54,16 @@ class Context {
 
   void Work();
   void Execute(const Item& item);
-  Numbers Agree(const Item& item, const Terms& terms, const Error* refusal);
-  void ThrowDisagreement(const std::vector<std::string>& texts, const std::vector<bool>& refused,
-                         const std::string& what) const;
+  Numbers ExchangeNumbers(std::vector<int64_t> mine);
+  bool AllEqual(const Digest& digest, bool refused);
+  [[noreturn]] void ThrowDisagreement(const Terms& terms, const Error* refusal);
+  Status Named(const Status& cause, const Item& item) const;
   void Fail(const Status& cause);
 
   const ContextOptions options_;
   const std::shared_ptr<Traffic> traffic_;
   Channel channel_;
-  int64_t position_ = 0;  // of collective operations
+  std::atomic<int64_t> finished_{0};  // collective operations
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Item> queue_;

@@ -80,8 +80,8 @@ class Operation {
   virtual ~Operation() = default;
   // All ranks of the context run it at the same place in their order. False: messages of some.
   virtual bool collective() const { return true; }
-  // Run needs the ranks' numbers. Otherwise terms are compared in a context's first operations
-  // alone.
+  // Run needs the ranks' numbers. Else they are not exchanged, and a job may choose that terms are
+  // compared in a context's first operations alone.
   virtual bool needs_numbers() const { return false; }
   // Throws Error for inputs that cannot be: then it fails on all ranks, with that text.
   virtual Terms TermsOf(const Inputs& inputs, const Channel& channel) const = 0;

@@ -47,19 +47,20 @@ bool Traffic::WaitUntil(const std::function<bool()>& finished, Nanos until) {
   return true;
 }
 
-void Traffic::Note(int context, const Status& cause) {
+void Traffic::Note(int context, const News& news) {
   transport_.bell().Ring();
   std::lock_guard<std::mutex> lock(mutex_);
-  news_.emplace(context, cause);
+  Keep(context, news);
   ++looks_;
   changed_.notify_all();
 }
 
-void Traffic::Tell(int context, const Status& cause, const std::vector<int>& peers) {
+void Traffic::Tell(int context, const News& news, const std::vector<int>& peers) {
   Writer out;
   out.Put<int32_t>(context);
-  out.Put(cause.kind());
-  out.PutString(cause.message().substr(0, kLongestText));
+  out.Put(news.finished);
+  out.Put(news.cause.kind());
+  out.PutString(news.cause.message().substr(0, kLongestText));
   const std::string bytes = out.Take();
   std::lock_guard<std::mutex> lock(mutex_);
   for (const int peer : peers) {
@@ -67,7 +68,7 @@ void Traffic::Tell(int context, const Status& cause, const std::vector<int>& pee
   }
 }
 
-const Status* Traffic::ToldOf(int context) const {
+const News* Traffic::ToldOf(int context) const {
   const auto at = news_.find(context);
   return at == news_.end() ? nullptr : &at->second;
 }
@@ -78,9 +79,17 @@ void Traffic::TakeNews() {
   while (transport_.TakePosted(&message)) {
     Reader in(message.bytes);
     const int context = in.Get<int32_t>();
+    News news;
+    news.finished = in.Get<int64_t>();
     const Kind kind = in.Get<Kind>();
-    news_.emplace(context, Status(kind, in.GetString()));
+    news.cause = Status(kind, in.GetString());
+    Keep(context, news);
   }
+}
+
+void Traffic::Keep(int context, const News& news) {
+  const auto [at, first] = news_.emplace(context, news);
+  if (!first && news.finished < at->second.finished) at->second = news;
 }
 
 }  // namespace gradred::diff

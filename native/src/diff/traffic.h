@@ -13,6 +13,14 @@
 
 namespace gradred::diff {
 
+// What a context's ranks tell each other, or this rank itself, of its end.
+struct News {
+  Status cause;
+  // Of a rank that has left: the collective operations that it has finished, which the others
+  // still can. -1: the context has failed.
+  int64_t finished = -1;
+};
+
 // Note [Who looks after the transport]
 // A transport is used by one thread at a time, and each context has a thread of its own: else two
 // contexts that come to their operations in different orders on two ranks would block each other.
@@ -36,17 +44,19 @@ class Traffic {
   // `until` has passed: then false.
   bool WaitUntil(const std::function<bool()>& finished, Nanos until);
 
-  // The failure of a context, told to `peers`, ranks of the transport. Does not wait.
-  void Tell(int context, const Status& cause, const std::vector<int>& peers);
+  // The end of a context, told to `peers`, ranks of the transport. Does not wait.
+  void Tell(int context, const News& news, const std::vector<int>& peers);
   // The same told to this rank; wakes who waits. Any thread.
-  void Note(int context, const Status& cause);
-  // What was told of a context, the first of it; null: nothing. With the lock held.
-  const Status* ToldOf(int context) const;
+  void Note(int context, const News& news);
+  // What was told of a context: its first failure, else who left first; null: nothing. With the
+  // lock held.
+  const News* ToldOf(int context) const;
 
   int64_t moved_nbytes() const { return transport_.moved_nbytes(); }
 
  private:
   void TakeNews();
+  void Keep(int context, const News& news);
 
   comm::Transport& transport_;
   std::mutex mutex_;
@@ -54,7 +64,7 @@ class Traffic {
   bool watched_ = false;  // somebody sleeps on the bell
   uint64_t looks_ = 0;    // counts when who sleeps there has woken
   int waiting_ = 0;       // others
-  std::map<int, Status> news_;
+  std::map<int, News> news_;
 };
 
 }  // namespace gradred::diff

@@ -1,0 +1,197 @@
+"""What goes wrong says so, alike on all ranks, and nothing hangs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tensorflow as tf
+from gradred import Error, InvalidArgument, diff
+from gradred.diff import Context
+from gradred.tensorflow.native import as_gradred_error
+
+pytestmark = pytest.mark.ranks(2, 3)
+
+
+def text_of(call):
+    """The text of the error of gradred's that a call raises, in eager mode or in a graph."""
+    try:
+        call()
+    except tf.errors.OpError as error:
+        return str(as_gradred_error(error))
+    except Error as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_ranks_that_differ(in_graph, context, job, rank, size):
+    other = size - 1
+
+    def both(x, operation):
+        return tf.function(operation)(x) if in_graph else operation(x)
+
+    shapes = tf.zeros([3 if rank == other else 2, 4])
+    dtypes = tf.zeros([2], tf.float64 if rank == other else tf.float32)
+    operations = (
+        (lambda x: diff.scan(x, context)) if rank == other else (lambda x: diff.psum(x, context))
+    )
+    kinds = (
+        (lambda x: diff.allgather(x, context))
+        if rank == other
+        else (lambda x: diff.psum(x, context))
+    )
+    rows = tf.zeros([2, 3 if rank == other else 2])
+    cases = [
+        (shapes, lambda x: diff.allreduce(x, context), r"float32 \[2, 4\]; .*float32 \[3, 4\]"),
+        (dtypes, lambda x: diff.scan(x, context), r"scan of float32 \[2\]; .*of float64 \[2\]"),
+        (dtypes, lambda x: diff.broadcast(x, context), "broadcast from root 0 of float32"),
+        (shapes, operations, r"allreduce\(sum\) of .*: scan of"),
+        (shapes, kinds, r"allreduce\(sum\) of .*: allgather of"),
+        (rows, lambda x: diff.allgather(x, context), r"rows of float32 \[2\]; .*float32 \[3\]"),
+        (
+            tf.zeros([4, 2]),
+            lambda x: diff.reduce_scatter(x, context, rows=4),
+            r"expected 4 rows over all ranks, got \[4, 4",
+        ),
+        (
+            tf.zeros([4, 2]),
+            lambda x: diff.alltoall(x, context, [5] * size if rank == other else [4] + [0] * other),
+            rf"rank {other}: alltoall: expected as splits {size} numbers from 0 with the sum 4",
+        ),
+        (
+            tf.constant([float(rank)]),
+            lambda x: diff.check_replicated(x, context),
+            "expected equal values on all ranks",
+        ),
+    ]
+    for x, operation, pattern in cases:
+        text = text_of(lambda x=x, operation=operation: both(x, operation))
+        assert re.search(pattern, text) and "context 'all'" in text, text
+        assert set(job.exchange(text)) == {text}
+        assert both(tf.ones([2]), lambda y: diff.allreduce(y, context))[0] == size
+
+
+def test_messages_that_differ(job, rank, size):
+    """Only the receiver can see it: the context ends, with its text on all ranks."""
+    context = Context(name="messages")
+
+    def exchange():
+        x = tf.zeros([3 if rank == 0 else 2])
+        diff.sendrecv(x, context, (rank + 1) % size, (rank - 1) % size)
+        diff.barrier(context)
+
+    texts = job.exchange(text_of(exchange))
+    pattern = r"context 'messages': a message from rank \d: expected float32 \[\d\], got \d elem"
+    assert all(re.search(pattern, text) for text in texts)
+    assert set(job.exchange(text_of(lambda: diff.barrier(context)))) <= set(texts)
+    again = Context(name="messages")
+    diff.barrier(again)
+
+
+def test_a_rank_that_leaves(job, rank, size):
+    context = Context(name="left")
+    diff.barrier(context)
+    if rank == size - 1:
+        context.close()
+    else:
+        text = text_of(lambda: diff.allreduce(tf.ones([2]), context))
+        assert text == f"rank {size - 1} has left context 'left': close() was called"
+
+
+def test_wrong_arguments(context, size):
+    x = tf.ones([5, 2])
+    for call, pattern in (
+        (lambda: diff.allreduce(x, context, "avg"), "op='avg': expected one of sum, min"),
+        (lambda: diff.broadcast(x, context, size), f"expected a rank from 0 to {size - 1}"),
+        (lambda: diff.allgather(tf.ones([]), context), "allgather: a scalar"),
+        (lambda: diff.sendrecv(x, context, 0, None, tf.ones([1], tf.float64)), "like is float64"),
+        (lambda: diff.grid_blocks([3], [1, 1]), "by a grid of"),
+        (lambda: diff.reduce_scatter(tf.ones([size + 1, 2]), context), "expected a multiple"),
+        (lambda: diff.allreduce(tf.constant(["a"]), context), "dtype string"),
+        (
+            lambda: diff.repartition(x, context, [[(0, 2)]] * size, [[(0, 2)]] * size),
+            "blocks before overlap or leave gaps",
+        ),
+    ):
+        with pytest.raises(InvalidArgument, match=pattern):
+            call()
+    with pytest.raises(InvalidArgument, match=r"allreduce\(mean\) of int32"):
+        diff.allreduce(tf.constant([1]), context, "mean")
+
+
+def test_loops_and_branches_of_tensorflow(context):
+    """They would begin chains of their own."""
+
+    @tf.function
+    def loop(x):
+        return tf.while_loop(lambda x: x < 1, lambda x: diff.allreduce(x, context), [x])
+
+    @tf.function
+    def branch(x):
+        return tf.cond(x < 1, lambda: diff.allreduce(x, context), lambda: x)
+
+    for function in (loop, branch):
+        # AutoGraph makes an exception of its own of what is raised while it traces.
+        with pytest.raises(Exception, match="use the context's while_loop or cond"):
+            function(tf.zeros([]))
+    with pytest.raises(Exception, match="jit_compile"):
+        tf.function(lambda x: diff.allreduce(x, context), jit_compile=True)(tf.zeros([2]))
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+import tensorflow as tf
+import gradred
+from gradred import diff
+from gradred.diff import Context
+
+gradred.init()
+context = Context(name="all")
+
+# Without comparisons the transport or the ranks that have come say what is wrong.
+assert diff.allreduce(tf.ones([2]), context)[0] == 3
+messages = Context(name="messages")
+try:
+    destination = 1 if messages.rank == 0 else None
+    source = 0 if messages.rank == 1 else None
+    diff.sendrecv(tf.zeros([2 + messages.rank]), messages, destination, source)
+    diff.barrier(messages)
+except gradred.Error as error:
+    assert "context 'messages'" in str(error), error
+else:
+    raise AssertionError
+
+@tf.function
+def step(x):
+    for _ in range(3):
+        x = diff.allreduce(x, context, "mean")
+    return x
+
+for i in range(1000):
+    if i == 20 and context.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        step(tf.ones([1000]))
+    except tf.errors.UnavailableError as error:
+        assert "PeerLost" in error.message and "rank 1" in error.message, error
+        print("lost at", i)
+        sys.exit(3)
+"""
+
+
+@pytest.mark.ranks(1)
+def test_a_killed_rank(run_ranks):
+    job = run_ranks(
+        3,
+        KILLED,
+        launcher="local",
+        options=["--grace", "20"],
+        env={"GRADRED_DIFF_CHECKS": "0"},
+    )
+    assert job.codes[1] == -9, job.text
+    for rank in (0, 2):
+        assert job.codes[rank] == 3 and "lost at" in job.out[rank], job.text
