@@ -176,7 +176,7 @@ for i in range(1000):
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         step(tf.ones([1000]))
-    except tf.errors.UnavailableError as error:
+    except tf.errors.OpError as error:
         assert "PeerLost" in error.message and "rank 1" in error.message, error
         print("lost at", i)
         sys.exit(3)
