@@ -220,14 +220,13 @@ class Settings:
         low=0.1,
         high=1e8,
     )
-    diff_checks: int = _row(
-        -1,
-        "int",
+    diff_checks: str = _row(
+        "all",
+        "text",
         "job",
-        "operations of a context of gradred.diff that are compared over its ranks, from the first; "
-        "-1: all",
-        low=-1,
-        high=1 << 30,
+        "operations of a context of gradred.diff that are compared over its ranks, from the first",
+        pattern=r"all|0|[1-9][0-9]{0,8}",
+        words="all, or a number of operations",
     )
     timeline: str = _row(
         "", "text", "job", "record a timeline, each rank to PATH.rankN.json; unset: none"

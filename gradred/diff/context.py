@@ -89,7 +89,7 @@ class Context:
                 self.id,
                 self.name,
                 self.ranks,
-                settings.diff_checks,
+                -1 if settings.diff_checks == "all" else int(settings.diff_checks),
                 settings.stall_warn_seconds,
                 settings.stall_fail_seconds,
                 settings.transport_timeout_seconds,
