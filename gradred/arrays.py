@@ -67,7 +67,10 @@ def as_input(value: Any, what: str) -> Input:
         return Input(_contiguous(value), known)
     if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
         return _from_dlpack(value, what)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # of lists that are no rectangle
+        raise InvalidArgument(f"{what}: {type(value).__name__} is no array: {error}") from error
     name = array.dtype.name
     if name not in DTYPES:
         raise InvalidArgument(f"{what}: dtype {name}: expected one of {', '.join(DTYPES)}")

@@ -101,7 +101,7 @@ def test_process_sets_that_differ(job) -> None:
 def test_calls_in_different_process_sets(job) -> None:
     """One rank names a set, the others none: all get the same error, after five seconds."""
     pair = gr.add_process_set([0, 1])
-    for name in ("elsewhere", None):
+    for name in ("elsewhere", None) if job.size == 2 else ("elsewhere",):
         mine = pair if job.rank == 1 else gr.global_process_set
         text = mismatch(job, lambda: gr.allreduce(np.ones(3), name=name, process_set=mine))  # noqa: B023
         everyone = f"rank 0-{job.size - 1}"
