@@ -14,7 +14,7 @@ usable.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 __all__ = [
     "Abandoned",
@@ -36,8 +36,9 @@ class Error(RuntimeError):
 
     kind: ClassVar[str] = "Error"
 
-    # TensorFlow's AutoGraph replaces exceptions that Exception itself does not initialise.
-    __init__ = Exception.__init__
+    if not TYPE_CHECKING:
+        # TensorFlow's AutoGraph replaces exceptions that Exception itself does not initialise.
+        __init__ = Exception.__init__
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -6,36 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gradred.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    plan,
-    rank,
-    shutdown,
-    size,
-)
-from gradred.built import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from gradred.compression import Compression
-from gradred.counters import metrics
+from gradred.common import names
+from gradred.common.names import *  # noqa: F403
 from gradred.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
-from gradred.process_sets import ProcessSet, add_process_set, global_process_set
-from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from gradred.reduce_ops import Average, ReduceOp
 from gradred.tensorflow import (
     SyncBatchNormalization,
     allgather_object,
@@ -51,18 +25,9 @@ from gradred.keras import callbacks, elastic  # isort: skip
 from gradred.keras.files import load_model  # isort: skip
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
     "DistributedOptimizer",
-    "Max",
-    "Min",
     "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "Sum",
     "SyncBatchNormalization",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -72,33 +37,11 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "metrics",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "plan",
-    "rank",
     "reducescatter",
-    "rocm_built",
-    "shutdown",
-    "size",
 ]
+__all__ += names.__all__
 
 
 def allreduce(

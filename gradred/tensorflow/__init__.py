@@ -6,36 +6,8 @@ gradred's kind and text: "gradred Abandoned: ...".
 
 from __future__ import annotations
 
-from gradred.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
-    plan,
-    rank,
-    shutdown,
-    size,
-)
-from gradred.built import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from gradred.compression import Compression
-from gradred.counters import metrics
-from gradred.process_sets import ProcessSet, add_process_set, global_process_set
-from gradred.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from gradred.common import names
+from gradred.common.names import *  # noqa: F403
 from gradred.tensorflow import elastic
 from gradred.tensorflow.exchanges import (
     allgather,
@@ -67,23 +39,13 @@ from gradred.tensorflow.world import (
     rank_op,
     size_op,
 )
-from gradred.timeline import start_timeline, stop_timeline
 
 __all__ = [
-    "Adasum",
-    "Average",
     "BroadcastGlobalVariablesHook",
-    "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "Max",
-    "Min",
     "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "Sum",
     "SyncBatchNormalization",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -95,40 +57,15 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "metrics",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "plan",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += names.__all__

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gradred.keras
 import gradred.tensorflow
 from gradred.errors import Unsupported
 
@@ -82,6 +83,18 @@ def test_every_name_is_on_the_page(module: str) -> None:
     assert not missing
     for name in home.__all__:
         assert getattr(home, name) is not None
+
+
+def test_names_of_keras() -> None:
+    """Those that the page lists in a sentence."""
+    sentence = (
+        _PAGE.read_text().partition("\nand with the same meaning as in ")[2].partition(".\n")[0]
+    )
+    named = re.findall(r"`(\w+)`", sentence)
+    assert len(named) > 25
+    for name in named:
+        assert getattr(gradred.keras, name) is getattr(gradred.tensorflow, name)
+        assert name in gradred.keras.__all__
 
 
 @pytest.mark.parametrize(
