@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -73,6 +76,20 @@ def test_what_makes_no_context(rank):
     closed.close()
     with pytest.raises(NotInitialized, match="it was closed"):
         diff.barrier(closed)
+
+
+def test_the_example_of_the_documents(rank, size):
+    page = Path(__file__).parents[2] / "docs" / "diff.md"
+    lines = page.read_text().partition("    import gradred")
+    code = textwrap.dedent((lines[1] + lines[2]).partition("\nEverything works")[0])
+    names = {}
+    exec(code, names)
+    everyone = np.array(diff.allgather(names["x"][tf.newaxis], names["context"]))
+    left = np.concatenate([np.zeros_like(everyone[:1]), everyone[:-1]])
+    difference = 2 * (everyone - left)
+    expected = difference[rank] - (difference[rank + 1] if rank < size - 1 else 0)
+    np.testing.assert_allclose(names["gradient"], expected, rtol=1e-12)
+    np.testing.assert_allclose(names["value"], ((everyone - left) ** 2).sum(), rtol=1e-12)
 
 
 def test_describe(context, rank):
