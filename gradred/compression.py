@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradred.errors import InvalidArgument
+from gradred.errors import InvalidArgument, Unsupported
 
 __all__ = ["Compression", "Compressor", "wire_of"]
 
@@ -50,13 +50,18 @@ def wire_of(compression: Any, default: str, what: str) -> Compressor:
     """The Compressor that a call's ``compression`` argument means.
 
     compression: a member of Compression, its name, or None for ``default``, a setting's value. what
-    names the call in errors. Raises InvalidArgument.
+    names the call in errors. Raises InvalidArgument, and Unsupported for a compressor of one's own.
     """
     chosen = default if compression is None else compression
     if isinstance(chosen, Compressor):
         return chosen
     if isinstance(chosen, str) and chosen in _NAMES:
         return _NAMES[chosen]
+    if hasattr(chosen, "compress"):
+        raise Unsupported(
+            f"{what}: compression={compression!r}: compressors of one's own are not supported: "
+            "expected Compression.none, Compression.fp16 or Compression.bf16"
+        )
     raise InvalidArgument(
         f"{what}: compression={compression!r}: expected Compression.none, Compression.fp16 or "
         "Compression.bf16"

@@ -23,6 +23,7 @@ from gradred.tensorflow.functions import (
     broadcast_,
     broadcast_variables,
     grouped_allreduce,
+    join,
 )
 from gradred.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from gradred.tensorflow.optimizer import DistributedOptimizer
@@ -61,6 +62,7 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "join",
     "local_rank_op",
     "local_size_op",
     "process_set_included_op",

@@ -36,6 +36,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "grouped_allreduce",
+    "join",
 ]
 
 
@@ -199,6 +200,22 @@ def barrier(name: str | None = None, process_set: ProcessSet = global_process_se
     domain = declare(label, [member], [], number)
     results, _ = run_members(domain, [tf.zeros([0], tf.uint8)], ordered=True)
     return None if graph.runs_by_itself() else results[0].op
+
+
+@plain_python
+def join() -> Any:
+    """Waits until all ranks have joined: see gradred.join. Collective.
+
+    In a tf.function it joins when that runs, in the order of the program.
+
+    Returns: the last rank to join; in a graph an int32 tensor.
+    """
+    if tf.executing_eagerly():
+        return basics.join()
+    graph.refuse_xla("join")
+    last = tf.numpy_function(lambda: np.int32(basics.join()), [], tf.int32)
+    last.set_shape([])
+    return last
 
 
 def allreduce_slices(

@@ -305,6 +305,19 @@ def test_barrier(mode, size):
 
 
 @BOTH
+def test_join(mode, rank, size):
+    """Each rank has a step more than the one before; joined ranks bring zeros."""
+    step = lambda x: hvd.allreduce(x, op=hvd.Sum, name=f"joined {mode}")  # noqa: E731
+    join = hvd.join
+    if mode == "graph":
+        step, join = tf.function(step, autograph=False), tf.function(join)
+    for _ in range(2):
+        for k in range(rank + 1):
+            assert float(step(tf.constant(1.0))) == size - k
+        assert int(join()) == size - 1
+
+
+@BOTH
 def test_slices(mode, rank, size):
     def step(values, op):
         slices = tf.IndexedSlices(values, tf.constant([rank, 5]), tf.constant([8, 2]))

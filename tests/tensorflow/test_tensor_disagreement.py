@@ -74,6 +74,14 @@ def test_eager_calls_meet_those_of_graphs(job) -> None:
         run(call, f"mixed {operation}", "graph" if job.rank == 0 else "eager")
 
 
+class Zip:
+    """A compressor as Horovod's users write them."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, None]:
+        return tensor, None
+
+
 def _bad() -> list[tuple[str, Callable[[], Any], type[Exception], str]]:
     """(what, call, error, text)"""
     x = tf.ones([12, 2])
@@ -118,6 +126,7 @@ def _bad() -> list[tuple[str, Callable[[], Any], type[Exception], str]]:
             *(InvalidArgument, "prescale"),
         ),
         ("compression", lambda: hvd.allreduce(x, compression="zip"), InvalidArgument, "zip"),
+        ("compression", lambda: hvd.allreduce(x, compression=Zip), Unsupported, "one's own"),
         ("splits sum", lambda: splits([99]), InvalidArgument, "splits"),
         ("splits negative", lambda: splits([-1] + [0] * (hvd.size() - 1)), InvalidArgument, "-1"),
         ("splits real", lambda: splits([1.0]), InvalidArgument, "float32"),
