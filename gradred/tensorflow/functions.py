@@ -232,16 +232,15 @@ def allreduce_slices(
     domain = graph.domain_name("allreduce", name, process_set)
     if op == ReduceOp.Average:
         scale /= process_set.size()
-    values, indices = (
-        differentiable.gather([part], f"{domain}.{what}", process_set)[0]
-        for what, part in (("values", slices.values), ("indices", slices.indices))
-    )
+    dtype = slices.values.dtype
+    if scale != 1.0 and not dtype.is_floating:
+        raise Unsupported(
+            f"allreduce of tf.IndexedSlices of {dtype.name} by a factor of {scale}: "
+            "expected floating-point values, or Sum without factors"
+        )
+    parts = [slices.values, slices.indices]
+    values, indices = differentiable.gather(parts, domain, process_set)
     if scale != 1.0:
-        if not values.dtype.is_floating:
-            raise Unsupported(
-                f"allreduce of tf.IndexedSlices of {values.dtype.name} by a factor of {scale}: "
-                "expected floating-point values, or Sum without factors"
-            )
         values *= tf.constant(scale, values.dtype)  # tf.cast would round it to float32 first
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 

@@ -67,6 +67,20 @@ def test_table(job, mode: str, operation: str) -> None:
         run(case.right, name, mode)
 
 
+@BOTH
+def test_slices_and_tensors(job, mode: str) -> None:
+    """An allreduce of tf.IndexedSlices on one rank, of a tensor on the others."""
+
+    def step(x: tf.Tensor) -> Any:
+        thing = tf.IndexedSlices(x, tf.constant([0, 1]), tf.constant([4, 3])) if job.rank else x
+        return hvd.allreduce(thing, name=f"slices {mode}")
+
+    run = step if mode == "eager" else tf.function(step, autograph=False)
+    text = mismatch(lambda: run(tf.ones([2, 3])), mode)
+    assert len(set(job.exchange(text))) == 1
+    assert "rank 0: allreduce" in text and "rank 1: allgather" in text
+
+
 def test_eager_calls_meet_those_of_graphs(job) -> None:
     """By name: which mode a rank runs in is no difference."""
     for operation in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter"):
