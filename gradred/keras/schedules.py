@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,8 +33,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self,
         initial_lr: float,
         multiplier: float | Callable[[float], float],
-        start_epoch: int = 0,
-        end_epoch: int | None = None,
+        start_epoch: float = 0,
+        end_epoch: float | None = None,
         staircase: bool = True,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
@@ -106,14 +107,15 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch
-            done = (epoch + 1.0 / self.steps_per_epoch) / warmup_epochs  # 1 after the last batch
+            # 1 in the last batch
+            done = min((epoch + 1.0 / self.steps_per_epoch) / warmup_epochs, 1.0)
             size = basics.size()
             return (1.0 + done * (size - 1)) / size
 
         super().__init__(
             initial_lr,
             multiplier,
-            end_epoch=warmup_epochs,  # type: ignore[arg-type]
+            end_epoch=warmup_epochs,
             staircase=False,
             momentum_correction=momentum_correction,
             steps_per_epoch=steps_per_epoch,
@@ -122,7 +124,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.verbose and self.end_epoch is not None and epoch == self.end_epoch - 1:
+        if self.verbose and self.end_epoch is not None and epoch + 1 == math.ceil(self.end_epoch):
             rate = _learning_rate(self.model.optimizer)
             print(f"\nEpoch {epoch + 1}: the learning rate has reached {rate:g}")
 
@@ -145,11 +147,15 @@ def _momentum_slots(optimizer: Any) -> Iterator[Any]:
         yield from getattr(optimizer, "momentums", ())
     elif isinstance(optimizer, optimizers.RMSprop):
         yield from getattr(optimizer, "_momentums", ())
+    else:  # Keras 2's legacy SGD and RMSprop; others have no slots of that name
+        for slots in getattr(optimizer, "_slots", {}).values():
+            if "momentum" in slots:
+                yield slots["momentum"]
 
 
 def _learning_rate(optimizer: Any) -> float:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    schedule = getattr(inner, "_learning_rate", None)
+    schedule = getattr(inner, "_learning_rate", inner.learning_rate)
     if isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
         raise InvalidArgument(
             f"the learning rate of {type(inner).__name__} is a {type(schedule).__name__}: expected "

@@ -90,7 +90,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         kept = [axis % x.shape.rank for axis in kept]
         name = graph.domain_name("sync_batch_norm", None, self.process_set)
         found = joint_moments(x, kept, self._counting(x, mask), name, self.process_set)
-        self._move(found)
+        updates = self._move(found)
 
         def parameter(variable: Any) -> tf.Tensor:
             return tf.reshape(tf.cast(variable, x.dtype), found.variance.shape)
@@ -101,7 +101,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         offset = -tf.cast(found.shift, x.dtype) * scale
         if self.center:
             offset += parameter(self.beta)
-        return tf.cast(found.centered * scale + offset, inputs.dtype)
+        with tf.control_dependencies(updates):
+            return tf.cast(found.centered * scale + offset, inputs.dtype)
 
     def _counting(self, x: tf.Tensor, mask: Any) -> tf.Tensor | None:
         if mask is None:
@@ -114,25 +115,24 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             )
         return tf.broadcast_to(mask[..., tf.newaxis], tf.shape(x))
 
-    def _move(self, found: _Moments) -> None:
-        """Moves the moving statistics, unless no rank had a sample."""
-        momentum = tf.where(found.count > 0, tf.constant(self.momentum, tf.float64), 1.0)
-        momentum = tf.stop_gradient(momentum)
+    def _move(self, found: _Moments) -> list[Any]:
+        """Moves the moving statistics, unless no rank had a sample.
 
-        def move(variable: Any, value: tf.Tensor) -> Any:
-            before = tf.cast(variable, tf.float64)
-            value, rate = (tf.reshape(v, [-1]) for v in (tf.stop_gradient(value), momentum))
-            after = tf.reshape(before, [-1]) * rate + value * (1.0 - rate)
-            return variable.assign(tf.cast(tf.reshape(after, before.shape), variable.dtype))
-
+        Returns what must run for it. In graphs of Keras 2 the outputs have to ask for that.
+        """
+        rate = tf.where(found.count > 0, tf.constant(self.momentum, tf.float64), 1.0)
+        rate = tf.stop_gradient(tf.reshape(rate, [-1]))
+        updates = []
         for variable, value in (
             (self.moving_mean, found.mean),
             (self.moving_variance, found.variance),
         ):
-            if _KERAS_3:
-                move(variable, value)
-            else:  # a graph of sessions runs updates that are named so
-                self.add_update(functools.partial(move, variable, value))
+            before = tf.cast(variable, tf.float64)
+            value = tf.stop_gradient(tf.reshape(value, [-1]))
+            after = tf.reshape(before, [-1]) * rate + value * (1.0 - rate)
+            after = tf.cast(tf.reshape(after, before.shape), variable.dtype)
+            updates.append(variable.assign(after))
+        return [] if _KERAS_3 else updates
 
 
 @dataclass(frozen=True)

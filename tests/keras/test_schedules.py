@@ -8,7 +8,7 @@ import pytest
 import gradred
 import gradred.keras as hvd
 import tensorflow as tf
-from harness.training import assert_close, keras
+from harness.training import KERAS_3, assert_close, keras
 
 pytestmark = [pytest.mark.ranks(2, deadline=120), pytest.mark.smoke]
 
@@ -23,6 +23,9 @@ OPTIMIZERS = {
         O.SGD(0.03125, momentum=0.5), initial_scale=8.0
     ),
 }
+if not KERAS_3:
+    OPTIMIZERS["legacy"] = lambda: O.legacy.SGD(0.03125, momentum=0.5)
+    OPTIMIZERS["legacy nesterov"] = lambda: O.legacy.SGD(0.03125, momentum=0.5, nesterov=True)
 
 
 class Rates(keras.callbacks.Callback):
@@ -74,8 +77,15 @@ def test_warm_up(name, rank, size):
     w, rates, history = train(rank, size, OPTIMIZERS[name](), [callback])
     steps = np.minimum(np.arange(1, EPOCHS * STEPS + 1) / (2 * STEPS), 1.0)
     assert_close([rates], [RATE * (1 + steps * (size - 1)) / size], 1e-6)
-    assert w == pytest.approx(expected(rates, name == "nesterov"), rel=1e-5)
+    assert w == pytest.approx(expected(rates, "nesterov" in name), rel=1e-5)
     assert_close([history["lr"]], [rates[STEPS - 1 :: STEPS]], 1e-7)
+
+
+def test_a_part_of_an_epoch(rank, size):
+    callback = hvd.callbacks.LearningRateWarmupCallback(RATE, warmup_epochs=0.5)
+    _, rates, _ = train(rank, size, O.Adam(RATE), [callback], epochs=1)
+    steps = np.minimum(np.arange(1, STEPS + 1) / (STEPS / 2), 1.0)
+    assert_close([rates], [RATE * (1 + steps * (size - 1)) / size], 1e-6)
 
 
 @pytest.mark.parametrize("eager", [False, True])

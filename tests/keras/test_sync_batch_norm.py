@@ -229,6 +229,21 @@ def test_no_rank_has_a_sample(rank, size):
     assert_close(moving(layer), before, 0)
 
 
+@pytest.mark.skipif(KERAS_3, reason="graphs that serve both are Keras 2's")
+def test_training_that_a_session_decides(rank, size):
+    rows = ROWS["unequal"][:size]
+    x = numbers(sum(rows), 3)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        layer = hvd.SyncBatchNormalization(momentum=0.0, epsilon=0.0, dtype="float64")
+        training = tf.compat.v1.placeholder(tf.bool, [])
+        y = layer(tf.constant(x[mine(rows, rank)]), training=training)
+        session.run(tf.compat.v1.global_variables_initializer())
+        expected = ((x - x.mean(0)) / x.std(0))[mine(rows, rank)]
+        assert_close([session.run(y, {training: False})], [x[mine(rows, rank)]], 1e-12)
+        for decided in (True, False):  # the second with the moving statistics of the first
+            assert_close([session.run(y, {training: decided})], [expected], 1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
