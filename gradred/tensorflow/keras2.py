@@ -14,9 +14,9 @@ from gradred.tensorflow.wrapping import (
     after,
     become_distributed,
     forget_train_functions,
+    guarded_updates,
     hook_loss_scale,
     nothing,
-    refuse_unreduced,
 )
 
 __all__ = ["fits", "wrap"]
@@ -43,13 +43,9 @@ def wrap(optimizer: Any, reducer: GradientReducer) -> None:
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         return _apply(self, reducer, base.apply_gradients, grads_and_vars, *args, **kwargs)
 
-    def update_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_unreduced(reducer, self, "update_step")
-        return base.update_step(self, *args, **kwargs)
-
     methods = {"apply_gradients": apply_gradients}
-    if hasattr(base, "update_step"):
-        methods["update_step"] = update_step
+    if hasattr(base, "update_step"):  # no legacy one
+        methods.update(guarded_updates(base, reducer))
     become_distributed(optimizer, reducer, methods)
     models = importlib.import_module(f"{package}.engine.training")
     forget_train_functions(models.Model, optimizer)

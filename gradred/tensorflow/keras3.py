@@ -13,10 +13,10 @@ from gradred.tensorflow.reducer import GradientReducer
 from gradred.tensorflow.wrapping import (
     become_distributed,
     forget_train_functions,
+    guarded_updates,
     hook_loss_scale,
     is_distributed,
     nothing,
-    refuse_unreduced,
 )
 
 __all__ = ["fits", "wrap"]
@@ -48,11 +48,7 @@ def wrap(optimizer: Any, reducer: GradientReducer) -> None:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         _apply(self, reducer, base.apply, grads, trainable_variables)
 
-    def update_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_unreduced(reducer, self, "update_step")
-        return base.update_step(self, *args, **kwargs)
-
-    become_distributed(optimizer, reducer, {"apply": apply, "update_step": update_step})
+    become_distributed(optimizer, reducer, {"apply": apply, **guarded_updates(base, reducer)})
     if optimizer.built:
         forget_train_functions(keras.Model, optimizer)
 

@@ -75,4 +75,5 @@ for _name in ("GradredSubmit", "GradredWait", "GradredRunList", "GradredAllToAll
     tf.RegisterGradient(_name)(_not_differentiable)
 tf.no_gradient("GradredBegin")
 tf.no_gradient("GradredJoin")
+tf.no_gradient("GradredPresent")
 tf.no_gradient("GradredWorld")

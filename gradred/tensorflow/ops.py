@@ -87,18 +87,18 @@ def static_shape(tensor: tf.Tensor) -> tuple[int, ...] | None:
 
 def reduce_members(
     domain: Domain, tensors: Sequence[tf.Tensor], absent: Sequence[int] = ()
-) -> tuple[list[tf.Tensor], Any]:
+) -> tuple[list[tf.Tensor], dict[int, Any]]:
     """Runs a domain of allreduces. Collective.
 
     tensors: one for each member, in order; of a position in ``absent`` only the shape matters.
 
-    Returns: the reduced tensors, and in eager mode the number of ranks that brought each (a NumPy
-    array of int32); in a graph None.
+    Returns: the reduced tensors, and how many ranks brought those in ``absent``, by position: int,
+    in a graph int32 tensors.
     """
     graph.refuse_xla(f"a reduction of '{domain.name}'")
     if tf.executing_eagerly():
-        results, present = run_members(domain, tensors, absent)
-        return results, present.numpy()
+        results, counts = run_members(domain, tensors, absent)
+        return results, dict(zip(absent, counts.numpy()[list(absent)], strict=True))
     # See Note [Begin, Submit, Join, Wait] in native/tf/call_table.h.
     begin = ops.gradred_begin(domain=domain.key)
     graph.run_independently(begin.op)
@@ -115,7 +115,11 @@ def reduce_members(
         ops.gradred_wait(submit.staged, joined, position=position)
         for position, submit in enumerate(submits)
     ]
-    return reduced, None
+    present = {
+        position: ops.gradred_present(reduced[position], joined, position=position)
+        for position in absent
+    }
+    return reduced, present
 
 
 def run_members(

@@ -70,8 +70,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     use_locking, device_dense and device_sparse are there for Horovod's scripts and mean nothing.
 
     What ``apply_gradients`` then does, or ``compute_gradients`` of tf.compat.v1.train, is
-    collective over the process set. A None gradient counts as zeros where other ranks have one;
-    None on all ranks stays None in eager mode and becomes zeros in a graph.
+    collective over the process set. A None gradient counts as zeros where other ranks have one.
+    None on all ranks stays None in eager mode; in a graph optimizers of Keras leave the variable
+    alone, legacy ones and others get zeros.
 
     Raises: InvalidArgument: not an optimizer, wrapped twice, bad options; when it runs: gradients
     that a DistributedGradientTape has reduced, gradients that nobody has reduced, a rank that is no

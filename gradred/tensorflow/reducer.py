@@ -77,12 +77,14 @@ class GradientReducer:
         ``apply`` until then. Returns what they return. Other arguments: see ``reduce``.
         """
 
+        missing: dict[int, tf.Tensor] = {}
+
         def finish(reduced: list[Any]) -> Any:
-            with self.applying():
+            with self.applying(missing):
                 return apply(reduced)
 
         if self.passes == 1:
-            return finish(self.reduce(gradients, variables))
+            return finish(self.reduce(gradients, variables, missing))
         accumulation = self.accumulation(variables)
         return accumulation.step(
             accumulation.is_last(),
@@ -92,7 +94,12 @@ class GradientReducer:
             skip,
         )
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        missing: dict[int, tf.Tensor] | None = None,
+    ) -> list[Any]:
         """The reduced gradients. Collective.
 
         gradients: one for each variable: a tensor, tf.IndexedSlices or None. variables: the same
@@ -100,9 +107,11 @@ class GradientReducer:
 
         A gradient that is None on some ranks counts as zeros there. One that is None on all stays
         None in eager mode; in a graph, which is built before the ranks meet, it becomes zeros.
+        missing: see ``reduce_gradients``.
         """
         name = graph.of_set(self._know(variables).name, self.options.process_set)
-        reduced = reduce_gradients(name, gradients, variables, self.options, self.local.keys())
+        local = self.local.keys()
+        reduced = reduce_gradients(name, gradients, variables, self.options, local, missing)
         return [_divided(g, self.passes if self.average_passes else 1) for g in reduced]
 
     def accumulation(self, variables: Sequence[Any]) -> Accumulation:
@@ -115,17 +124,24 @@ class GradientReducer:
         return known.accumulation
 
     @contextmanager
-    def applying(self) -> Iterator[None]:
-        """While it lasts, on this thread, ``active`` is False: gradients are reduced already."""
-        self._thread.applying = True
+    def applying(self, missing: dict[int, tf.Tensor] | None = None) -> Iterator[None]:
+        """While it lasts, on this thread, ``active`` is False: gradients are reduced already.
+
+        missing: see ``reduce_gradients``; for the method of that name.
+        """
+        self._thread.missing = missing or {}
         try:
             yield
         finally:
-            self._thread.applying = False
+            self._thread.missing = None
 
     @property
     def active(self) -> bool:
-        return not getattr(self._thread, "applying", False)
+        return getattr(self._thread, "missing", None) is None
+
+    def missing(self, variable: Any) -> tf.Tensor | None:
+        """While ``applying``: how many ranks brought the variable's gradient; None: this one."""
+        return (getattr(self._thread, "missing", None) or {}).get(variable_key(variable))
 
     def _know(self, variables: Sequence[Any]) -> _Known:
         identity = tuple(variable_key(variable) for variable in variables)
@@ -205,16 +221,18 @@ def reduce_gradients(
     variables: Sequence[Any],
     options: Options,
     local: frozenset[int] = frozenset(),
+    missing: dict[int, tf.Tensor] | None = None,
 ) -> list[Any]:
     """Reduces the gradients as the domain ``name``. Collective. See GradientReducer.reduce.
 
-    local: keys of variables whose gradients are not reduced, only scaled.
+    local: keys of variables whose gradients are not reduced, only scaled. missing: gets, in a
+    graph, how many ranks brought a gradient that is None here, by the key of the variable.
     """
     shared = [i for i, v in enumerate(variables) if variable_key(v) not in local]
     reduced: dict[int, Any] = {}
     if shared:
         some = [gradients[i] for i in shared], [variables[i] for i in shared]
-        reduced = dict(zip(shared, _reduce_shared(name, *some, options), strict=True))
+        reduced = dict(zip(shared, _reduce_shared(name, *some, options, missing), strict=True))
     divisor = 1
     if len(shared) < len(gradients) and options.scale_local_gradients:
         divisor = options.process_set.size()
@@ -248,15 +266,21 @@ class _Batch:
 
 
 def _reduce_shared(
-    name: str, gradients: Sequence[Any], variables: Sequence[Any], options: Options
+    name: str,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    options: Options,
+    missing: dict[int, tf.Tensor] | None,
 ) -> list[Any]:
     batch = _prepare(name, gradients, variables, options)
     reduced, present = reduce_members(batch.domain, batch.tensors, batch.absent)
     results: list[Any] = [None] * len(gradients)
     for place, i in enumerate(batch.order):
         slices = batch.slices[place]
-        if present is not None and place in batch.absent and present[place] == 0:
+        if place in present and tf.executing_eagerly() and present[place] == 0:
             continue
+        if place in present and missing is not None:
+            missing[variable_key(variables[i])] = present[place]
         if slices is None:
             results[i] = reduced[place]
         elif gradients[i] is not None or not tf.executing_eagerly() or reduced[place][0] > 0:

@@ -21,11 +21,11 @@ __all__ = [
     "after",
     "become_distributed",
     "forget_train_functions",
+    "guarded_updates",
     "hook_loss_scale",
     "is_distributed",
     "nothing",
     "reducer_of",
-    "refuse_unreduced",
 ]
 
 _ATTRIBUTE = "_gradred_reducer"
@@ -106,14 +106,39 @@ def hook_loss_scale(loss_scale: Any, method: str, reduced: Callable[..., Any]) -
     setattr(loss_scale, method, apply)
 
 
-def refuse_unreduced(reducer: GradientReducer, optimizer: Any, method: str) -> None:
-    """Raises InvalidArgument unless the reducer has reduced the gradients that are applied."""
-    if reducer.active:
-        kind = type(optimizer).__name__
-        raise InvalidArgument(
-            f"{kind}.{method} was called with a gradient that nobody has reduced: call "
-            f"apply_gradients of the distributed {kind}"
-        )
+def guarded_updates(base: Any, reducer: GradientReducer) -> dict[str, Callable[..., Any]]:
+    """The methods of an optimizer of Keras that change one variable, guarded.
+
+    A gradient that nobody has reduced is an InvalidArgument. A variable for which no rank has a
+    gradient is left alone; in a graph, where this is known when it runs alone, by a condition.
+    """
+
+    def update_step(self: Any, gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if reducer.active:
+            kind = type(self).__name__
+            raise InvalidArgument(
+                f"{kind}.update_step was called with a gradient that nobody has reduced: call "
+                f"apply_gradients of the distributed {kind}"
+            )
+        update = functools.partial(base.update_step, self, gradient, variable, *args, **kwargs)
+        return _unless_missing(reducer, variable, update)
+
+    def apply_weight_decay(self: Any, variables: Any) -> None:
+        missing = [v for v in variables if reducer.missing(v) is not None]
+        kept = {id(v) for v in missing}
+        base._apply_weight_decay(self, [v for v in variables if id(v) not in kept])
+        for variable in missing if self.weight_decay else ():
+            decay = functools.partial(base._apply_weight_decay, self, [variable])
+            _unless_missing(reducer, variable, decay)
+
+    return {"update_step": update_step, "_apply_weight_decay": apply_weight_decay}
+
+
+def _unless_missing(reducer: GradientReducer, variable: Any, update: Callable[[], Any]) -> Any:
+    present = reducer.missing(variable)
+    if present is None:
+        return update()
+    return tf.cond(present > 0, lambda: after(update()), nothing)
 
 
 def forget_train_functions(model_class: Any, optimizer: Any) -> None:

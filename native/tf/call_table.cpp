@@ -131,6 +131,11 @@ SharedTensor Call::TakeReplacement(int position) {
   return std::exchange(members_[position].replacement, nullptr);
 }
 
+int Call::present(int position) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return members_[position].present;
+}
+
 void Call::Finish(int position, const engine::Result& result) {
   std::vector<Waiter> waiters;
   Staged staged;
@@ -140,6 +145,7 @@ void Call::Finish(int position, const engine::Result& result) {
     if (failure_.ok()) failure_ = result.status;
     // Given back before consumers run: a buffer that only they refer to can be reused by them.
     staged = std::exchange(members_[position].staged, {});
+    members_[position].present = result.present;
     if (staged.replaced) members_[position].replacement = std::move(staged.output);
     if (--unfinished_ == 0) waiters.swap(waiters_);
     failure = failure_;

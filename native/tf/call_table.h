@@ -72,6 +72,8 @@ class Call : public std::enable_shared_from_this<Call> {
   void Wait(Waiter waiter);
   // From a waiter, once: what to emit in place of the staged tensor; null: that one.
   SharedTensor TakeReplacement(int position);
+  // When all results are there: the number of ranks that brought this one.
+  int present(int position);
   // The others learn that this rank will not submit the rest.
   void Abandon(const std::string& reason);
 
@@ -80,6 +82,7 @@ class Call : public std::enable_shared_from_this<Call> {
     bool submitted = false;
     Staged staged;
     SharedTensor replacement;
+    int present = 0;
   };
   using Ready = std::vector<std::pair<int, engine::Submission>>;  // by position
 

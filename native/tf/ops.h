@@ -17,7 +17,7 @@ constexpr char kOutputTypes[] = "Tout: list(" GRADRED_TF_TYPES ") >= 0";
 #undef GRADRED_TF_TYPES
 
 const std::vector<OpDefinition>&
-GraphOps();  // GradredBegin, GradredSubmit, GradredJoin, GradredWait
+GraphOps();  // GradredBegin, GradredSubmit, GradredJoin, GradredWait, ...
 const std::vector<OpDefinition>& EagerOps();     // GradredRunList
 const std::vector<OpDefinition>& AllToAllOps();  // GradredAllToAll
 const std::vector<OpDefinition>& DiffOps();      // GradredDiff, GradredToken...

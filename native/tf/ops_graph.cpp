@@ -1,4 +1,5 @@
-// GradredBegin, GradredSubmit, GradredJoin, GradredWait. See Note [Begin, Submit, Join, Wait]
+// GradredBegin, GradredSubmit, GradredJoin, GradredWait, GradredPresent. See Note [Begin, Submit,
+// Join, Wait]
 #include "call_table.h"
 #include "domains.h"
 #include "instances.h"
@@ -105,6 +106,14 @@ void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
   });
 }
 
+// How many ranks brought a tensor. The first input is there for the order: a result of the call.
+void Present(void* kernel, TF_OpKernelContext* context) {
+  const int position = *static_cast<const int*>(kernel);
+  const TensorPtr output = NewOutput(context, 0, TF_INT32, {});
+  *static_cast<int32_t*>(DataOf(output.get())) =
+      CallTable::The().Find(ScalarInput(context, 1))->present(position);
+}
+
 void ShapeSubmit(TF_ShapeInferenceContext* context, TF_Status* status) {
   ShapeOfInput(context, status);
   if (TheApi().GetCode(status) != TF_OK) return;
@@ -156,6 +165,16 @@ const std::vector<OpDefinition>& GraphOps() {
        &DestroyWait,
        nullptr,
        &Wait},
+      {"GradredPresent",
+       {kTensorType, "position: int"},
+       {"reduced: T", "joined: int64"},
+       {"present: int32"},
+       /*stateful=*/false,
+       &ShapeScalar,
+       &CreateWait,
+       &DestroyWait,
+       &Present,
+       nullptr},
   };
   return *ops;
 }

@@ -152,6 +152,33 @@ def test_a_group_without_gradients(mode, rank, size):
         assert [float(w[0]) for w in (a, b, c)] == [start[0] - (size + 1), *start[1:]]
 
 
+@MODES
+def test_variables_that_no_rank_uses_are_left_alone(mode, rank, size):
+    """H21: also by weight decay and momentum, and where others are missing on some ranks."""
+    variables = [tf.Variable([2.0]) for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(O.AdamW(0.1, weight_decay=0.5))
+    optimizer.build(variables)
+
+    def step(users):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variables[0])
+            for v, used in zip(variables[1:], users, strict=True):
+                loss += tf.reduce_sum(v) if used else 0.0
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    run = tf.function(step) if mode == "function" else step
+    before = [float(v[0]) for v in variables]
+    for users in ((rank == 0, False, True), (False, False, rank == 1), (False, True, False)):
+        run(users)
+        after = [float(v[0]) for v in variables]
+        everyone = [any(u) for u in zip(*gradred.allgather_object(users), strict=True)]
+        moved = [a != b for a, b in zip(after, before, strict=True)]
+        assert moved == [True, *everyone]
+        before = after
+    assert_same_on_all_ranks([np.array(before)])
+
+
 @pytest.mark.skipif(not KERAS_3, reason="an option of Keras 3")
 @MODES
 def test_accumulation_with_a_gradient_that_is_none(mode, rank, size):
