@@ -277,9 +277,10 @@ def _reduce_shared(
     results: list[Any] = [None] * len(gradients)
     for place, i in enumerate(batch.order):
         slices = batch.slices[place]
-        if place in present and tf.executing_eagerly() and present[place] == 0:
-            continue
-        if place in present and missing is not None:
+        if place in present and tf.executing_eagerly():
+            if present[place] == 0:
+                continue
+        elif place in present and missing is not None:
             missing[variable_key(variables[i])] = present[place]
         if slices is None:
             results[i] = reduced[place]
