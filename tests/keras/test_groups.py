@@ -12,7 +12,7 @@ from gradred.tensorflow import DistributedGradientTape
 from gradred.tensorflow import DistributedOptimizer as TensorFlowOptimizer
 from harness.training import KERAS_3, keras
 
-pytestmark = [pytest.mark.ranks(1, 2, 4, deadline=120), pytest.mark.smoke]
+pytestmark = pytest.mark.ranks(2, deadline=120)
 
 O = keras.optimizers  # noqa: E741
 MODES = pytest.mark.parametrize("mode", ["function", "eager"])
@@ -39,6 +39,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.ranks(1, 2, 4, deadline=120)
 @MODES
 @pytest.mark.parametrize("form", list(GROUPS))
 def test_forms(form, mode, rank, size):
@@ -77,7 +78,6 @@ def test_forms(form, mode, rank, size):
             np.testing.assert_array_equal(gradient, np.full(i + 1, slope))
 
 
-@pytest.mark.ranks(2, deadline=120)
 def test_lists_are_what_travels_together(rank, size):
     v = variables()
     optimizer = hvd.DistributedOptimizer(
@@ -127,7 +127,6 @@ def test_predivide(factor, mode, rank, size):
 
 
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 has the tf.Variables themselves")
-@pytest.mark.ranks(2, deadline=120)
 def test_variables_of_keras_and_those_in_them_are_the_same(rank, size):
     layer = keras.layers.Dense(1)
     layer.build((None, 2))

@@ -12,7 +12,7 @@ import tensorflow as tf
 from gradred.errors import InvalidArgument
 from harness.training import KERAS_3, assert_same_on_all_ranks, keras
 
-pytestmark = [pytest.mark.ranks(2, 3, deadline=60), pytest.mark.smoke]
+pytestmark = [pytest.mark.ranks(2, deadline=60), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 BOTH = pytest.mark.parametrize("mode", ["function", "eager"])
@@ -149,6 +149,7 @@ def sets(size):
     return [hvd.add_process_set(sorted({r, (r + 1) % size})) for r in range(size)]
 
 
+@pytest.mark.ranks(2, 3)
 @BOTH
 @pytest.mark.parametrize("who", ["optimizer", "tape"])
 def test_overlapping_process_sets(who, mode, sets, rank, size):

@@ -23,7 +23,7 @@ from harness.training import (
     weights,
 )
 
-pytestmark = [pytest.mark.ranks(2, 3, deadline=120), pytest.mark.smoke]
+pytestmark = [pytest.mark.ranks(2, deadline=120), pytest.mark.smoke]
 
 O = keras.optimizers  # noqa: E741
 MODES = pytest.mark.parametrize("mode", ["function", "eager"])
@@ -99,6 +99,7 @@ FAMILIES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.ranks(2, 3, deadline=120)
 @FAMILIES
 @MODES
 @pytest.mark.parametrize("average", [False, True])

@@ -10,7 +10,7 @@ import gradred.tensorflow as hvd
 import tensorflow as tf
 from gradred.errors import InvalidArgument
 
-pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.smoke]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.smoke]
 
 v1 = tf.compat.v1
 
@@ -42,6 +42,7 @@ def test_slots_and_variables_in_a_session(rank, size):
             assert session.run(step) == 3
 
 
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("mode", ["session", "function", "eager"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_clipping_between(passes, mode, rank, size):
