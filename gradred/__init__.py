@@ -51,7 +51,12 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from gradred.objects import allgather_object, broadcast_object
-    from gradred.process_sets import ProcessSet, add_process_set, global_process_set
+    from gradred.process_sets import (
+        ProcessSet,
+        add_process_set,
+        global_process_set,
+        remove_process_set,
+    )
     from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
     from gradred.timeline import start_timeline, stop_timeline
 
@@ -72,7 +77,7 @@ _HOMES = {
         "TransportError Unsupported"
     ),
     "objects": "allgather_object broadcast_object",
-    "process_sets": "ProcessSet add_process_set global_process_set",
+    "process_sets": "ProcessSet add_process_set global_process_set remove_process_set",
     "reduce_ops": "Adasum Average Max Min Product ReduceOp Sum",
     "timeline": "start_timeline stop_timeline",
 }
@@ -124,6 +129,7 @@ __all__ = [
     "plan",
     "rank",
     "reducescatter",
+    "remove_process_set",
     "save_plan",
     "shutdown",
     "size",

@@ -60,12 +60,13 @@ _state = _State()
 _lock = threading.RLock()
 
 
-def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> None:
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
     """Opens the world of ranks and starts the engine. Collective.
 
     comm: None: all ranks of the job; a list of the job's ranks, which are numbered in its order; or
     an mpi4py communicator, whose ranks are used (it is duplicated). process_sets: sets to register,
-    the same list on all ranks. Settings come from the environment: see ``gradred.config``. At
+    the same list on all ranks; "dynamic" is as none, since sets can be added at any time. Settings
+    come from the environment: see ``gradred.config``, and ``gradred.horovod_env`` for Horovod's. At
     interpreter exit ``shutdown`` runs by itself.
 
     While there is an engine it does nothing, and ignores its arguments. After ``shutdown`` it may
@@ -111,7 +112,11 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
         _state.settings, _state.communicator = values, comm
         _point_mpi4py_at_our_library()
         _report_once(horovod.notes)
-        on_init(process_sets or ())
+        try:
+            on_init(process_sets or (), comm)
+        except Error as error:
+            shutdown(f"its init() failed: {error}")
+            raise
         if values.timeline:
             from gradred.timeline import start_at_init
 

@@ -77,14 +77,14 @@ def allreduce(
         Mismatch: ranks differ in shape, dtype, op, factors or wire. The same on all ranks.
         Abandoned: another rank gave up. NotInitialized: before ``init()``.
     """
-    key = None
+    key, factors = None, (prescale_factor, postscale_factor)
     if type(array) is np.ndarray:
-        key = _key_of(array, op, name, prescale_factor, postscale_factor, process_set, wire)
+        number = getattr(process_set, "process_set_id", None)  # it has another when added again
+        key = _key_of(array, op, name, factors, process_set, number, wire)
         if key is not None and (known := _known.get(key)) is not None:
             result = known.reduce(array, out)
             if result is not None:
                 return result
-    factors = (prescale_factor, postscale_factor)
     return _reduce("allreduce", [array], op, name, factors, process_set, wire, out, key)[0]
 
 
@@ -297,7 +297,7 @@ _known_under: Any = None
 def _key_of(array: np.ndarray, op: Any, name: Any, *arguments: Any) -> _Key | None:
     """What makes two calls of ``allreduce`` the same, but for contents and ``out``; or None.
 
-    arguments: factors, process set, wire.
+    arguments: factors, process set and its id, wire.
     """
     global _known_under
     if _known_under is not basics.current_settings():

@@ -29,7 +29,12 @@ from gradred.built import (
 )
 from gradred.compression import Compression
 from gradred.counters import metrics
-from gradred.process_sets import ProcessSet, add_process_set, global_process_set
+from gradred.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from gradred.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from gradred.timeline import start_timeline, stop_timeline
 
@@ -63,6 +68,7 @@ __all__ = [
     "nccl_built",
     "plan",
     "rank",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from gradred.process_sets import ProcessSet, add_process_set, global_process_set
+from gradred.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set"]
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

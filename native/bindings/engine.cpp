@@ -258,6 +258,15 @@ void BindEngine(py::module_& m) {
       },
       py::arg("ranks"));
   m.def(
+      "remove_process_set",
+      [](int id) {
+        RunOrResume("remove_process_set " + std::to_string(id), [id](engine::Engine& engine) {
+          engine.RemoveProcessSet(id);
+          return 0;
+        });
+      },
+      py::arg("id"));
+  m.def(
       "process_set_ranks", [](int id) { return engine::Global()->ProcessSetRanks(id); },
       py::arg("id"));
   m.def("join",

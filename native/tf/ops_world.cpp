@@ -25,7 +25,7 @@ int ValueOf(const WorldKernel& kernel) {
   if (kernel.what == "rank") return topology.rank;
   if (kernel.what == "local_rank") return topology.local_rank;
   if (kernel.what == "local_size") return topology.local_size;
-  const std::vector<int>& ranks = engine->ProcessSetRanks(kernel.process_set);
+  const std::vector<int> ranks = engine->ProcessSetRanks(kernel.process_set);
   if (kernel.what == "size") return static_cast<int>(ranks.size());
   if (kernel.what == "included")
     return std::binary_search(ranks.begin(), ranks.end(), topology.rank) ? 1 : 0;

@@ -38,6 +38,8 @@ def test_init_after_shutdown_several_times(size: int) -> None:
 
 
 def test_process_sets_end_with_the_engine() -> None:
+    gr.shutdown()
+    gr.init()
     old = gr.add_process_set([0])
     gr.shutdown()
     gr.init()
@@ -57,10 +59,12 @@ def test_bad_arguments_of_init() -> None:
 
 def test_rubbish_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     gr.shutdown()
-    for raw in ("abc", "-1", ""):
-        monkeypatch.setenv("GRADRED_STALL_WARN_SECONDS", raw)
-        with pytest.raises(gr.InvalidArgument, match=r"GRADRED_STALL_WARN_SECONDS=.*from 0 to"):
-            gr.init()
+    for variable in ("GRADRED_STALL_WARN_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS"):
+        for raw in ("abc", "-1", ""):
+            monkeypatch.setenv(variable, raw)
+            with pytest.raises(gr.InvalidArgument, match=rf"{variable}=.*from 0 to"):
+                gr.init()
+        monkeypatch.delenv(variable)
     assert not gr.is_initialized()
 
 
@@ -81,6 +85,7 @@ def test_rubbish_settings_of_one_rank(job, monkeypatch: pytest.MonkeyPatch) -> N
         ("GRADRED_INTRA", "flat"),
         ("GRADRED_VIRTUAL_NODES", "2"),
         ("GRADRED_CHUNK_BYTES", "65536"),
+        ("HOROVOD_FUSION_THRESHOLD", "4096"),
     ],
 )
 def test_settings_that_differ(job, monkeypatch, variable: str, value: str) -> None:
@@ -152,11 +157,18 @@ def test_an_interrupt_ends_a_wait_and_the_others_hear_of_it(job) -> None:
         assert (gr.allreduce(np.ones(3), gr.Sum, name=name) == job.size).all()
 
 
+SET = gr.ProcessSet([0])
+
+
 def add_a_process_set() -> int | None:
-    return gr.add_process_set([0]).process_set_id
+    return gr.add_process_set(SET).process_set_id
 
 
-@pytest.mark.parametrize("wait", [gr.join, gr.shutdown, add_a_process_set])
+def remove_a_process_set() -> bool:
+    return gr.remove_process_set(SET)
+
+
+@pytest.mark.parametrize("wait", [gr.join, gr.shutdown, add_a_process_set, remove_a_process_set])
 def test_a_wait_after_an_interrupt_is_the_same_wait(job, wait: Callable[[], object]) -> None:
     if job.size == 1:
         return
@@ -166,6 +178,10 @@ def test_a_wait_after_an_interrupt_is_the_same_wait(job, wait: Callable[[], obje
 
     for round_ in range(4):
         gr.init()
+        if wait is remove_a_process_set:
+            add_a_process_set()
+        elif wait is add_a_process_set:
+            remove_a_process_set()
         if job.rank == 0:
             before = signal.signal(signal.SIGALRM, ring)
             signal.setitimer(signal.ITIMER_REAL, 0.3)

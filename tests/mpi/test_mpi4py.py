@@ -43,6 +43,36 @@ if world.rank != 1:
     gr.init([0, 2])
     use(2)
     gr.shutdown()
+
+# Sets from communicators: parts of a split, one that rank 2 is not in, ranks in another order.
+pair = world.Create_group(world.group.Incl([0, 1])) if world.rank != 2 else MPI.COMM_NULL
+split, of_pair, all_of = gr.ProcessSet(part := world.Split(world.rank % 2)), gr.ProcessSet(pair), \
+    gr.ProcessSet(world.Split(0, -world.rank))
+gr.init(process_sets=[split, of_pair])
+gr.add_process_set(all_of)
+assert split.ranks == ([0, 2], [1])[gr.rank() % 2], split
+assert (of_pair.ranks, all_of.ranks) == ([0, 1], [0, 1, 2]), (of_pair, all_of)
+for process_set in (split, of_pair, all_of):
+    if process_set.included():
+        total = gr.allreduce(np.ones(3), gr.Sum, process_set=process_set)
+        assert (total == process_set.size()).all()
+assert gr.remove_process_set(split)
+assert split.process_set_id is None
+assert gr.add_process_set(split).included()  # both parts were free again
+gr.shutdown()
+gr.init(world.Split(0, -world.rank))  # ranks the other way round
+assert gr.rank() == 2 - world.rank
+gr.add_process_set(of_pair)
+assert of_pair.ranks == [1, 2], of_pair
+assert of_pair.included() == (world.rank != 2)
+try:
+    gr.add_process_set(gr.ProcessSet(part))
+    lost = gr.ProcessSet(pair if world.rank == 0 else MPI.COMM_NULL)
+    gr.add_process_set(lost)
+    raise AssertionError(lost)
+except gr.InvalidArgument as error:
+    assert "already" in str(error), error
+gr.shutdown()
 for bad in (MPI.COMM_NULL,):
     try:
         gr.init(bad)

@@ -103,8 +103,8 @@ class ChunkingWorld final : public gradred::comm::World {
  public:
   explicit ChunkingWorld(std::unique_ptr<gradred::comm::World> base) : base_(std::move(base)) {}
   std::unique_ptr<gradred::comm::Communicator> MakeData(const std::vector<int>& members,
-                                                        int set_id) override {
-    return std::make_unique<ChunkingCommunicator>(base_->MakeData(members, set_id),
+                                                        int lane) override {
+    return std::make_unique<ChunkingCommunicator>(base_->MakeData(members, lane),
                                                   topology().rank + 1);
   }
 
@@ -120,8 +120,8 @@ class ChunkingWorld final : public gradred::comm::World {
     return base_->MakeDiff(members, context);
   }
   std::unique_ptr<gradred::comm::Communicator> MakeControl(const std::vector<int>& members,
-                                                           int set_id) override {
-    return base_->MakeControl(members, set_id);
+                                                           int lane) override {
+    return base_->MakeControl(members, lane);
   }
   int64_t network_nbytes() const override { return base_->network_nbytes(); }
   std::optional<gradred::Status> CheckPeers() override { return base_->CheckPeers(); }

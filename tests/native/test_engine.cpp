@@ -1,5 +1,9 @@
 // The engine with ranks as threads of one process.
+#include <sched.h>
+
+#include <algorithm>
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "engine_ranks.h"
@@ -271,6 +275,57 @@ TEST(ProcessSets) {
       CHECK_EQ(in(0), 10.0f);
     }
     if (r == 0) CHECK_ERROR(in(odd), Kind::kInvalidArgument, "no member");
+  });
+}
+
+TEST(RemovedProcessSets) {
+  OnRanks(4, [](Engine& engine, int r) {
+    const auto of = [](int id, const char* name, int64_t count) {
+      auto spec = std::make_shared<DomainSpec>(*Spec(name, {Float(name, count)}));
+      spec->process_set = id;
+      return spec;
+    };
+    // Each turn the channels of the one before are used again, by other ranks.
+    for (int turn = 0; turn < 20; ++turn) {
+      const std::vector<int> ranks = turn % 2 ? std::vector<int>{0, 2, 3} : std::vector<int>{1, 3};
+      const int id = engine.AddProcessSet(ranks);
+      CHECK_EQ(id, turn + 1);
+      CHECK_EQ(engine.ProcessSetRanks(id).size(), ranks.size());
+      const bool member = std::binary_search(ranks.begin(), ranks.end(), r);
+      OpenBatchPtr half;
+      std::optional<Status> end;
+      if (member) {
+        std::vector<float> data(turn % 5 ? 3 : 20000, 1.0f);
+        std::vector<Submission> submissions;
+        submissions.push_back(InPlace(data));
+        engine.RunBlocking(of(id, "x", static_cast<int64_t>(data.size())), std::move(submissions));
+        CHECK_EQ(data.back(), static_cast<float>(ranks.size()));
+      }
+      float alone = 0;
+      std::atomic<int> ended{0};
+      if (r == 3) {  // the others never bring it
+        half = engine.Open(of(id, "half", 1));
+        Submission submission;
+        submission.input = submission.output = &alone;
+        submission.done = [&](const Result& result) {
+          end = result.status;
+          ended = 1;
+        };
+        engine.Submit(half, 0, std::move(submission));
+      }
+      engine.RemoveProcessSet(id);
+      if (r == 3) {
+        for (const Nanos until = Now() + 20 * kSecond; !ended && Now() < until;) sched_yield();
+        CHECK(end.has_value());
+        CHECK_EQ(std::string(KindName(end->kind())), "Abandoned");
+        CHECK(end->message().find("has been removed") != std::string::npos);
+      }
+      CHECK_ERROR(engine.ProcessSetRanks(id), Kind::kInvalidArgument, "has been removed");
+      CHECK_ERROR(engine.RemoveProcessSet(id), Kind::kInvalidArgument, "has been removed");
+      CHECK_ERROR(engine.Open(of(id, "x", 3)), Kind::kInvalidArgument, "has been removed");
+    }
+    CHECK_ERROR(engine.RemoveProcessSet(0), Kind::kInvalidArgument, "cannot be removed");
+    CHECK_ERROR(engine.RemoveProcessSet(99), Kind::kInvalidArgument, "no process set 99");
   });
 }
 

@@ -28,13 +28,13 @@ constexpr uint16_t kCloseChannel = kChannels - 1;  // of control()
 const Traffic kTraffic[shm::kTransports] = {Traffic::kControl, Traffic::kData, Traffic::kSide,
                                             Traffic::kDiff};
 
-uint16_t ChannelOf(int set_id, int channel) {
+uint16_t ChannelOf(int lane, int channel) {
   constexpr int kSets = kChannels / kChannelsPerSet - 1;  // the last one's are kept for closing
-  if (set_id < 0 || set_id >= kSets) {
-    throw Error(Kind::kInvalidArgument, "process set " + std::to_string(set_id) + ": at most " +
+  if (lane < 0 || lane >= kSets) {
+    throw Error(Kind::kInvalidArgument, "process set " + std::to_string(lane) + ": at most " +
                                             std::to_string(kSets) + " process sets are possible");
   }
-  return static_cast<uint16_t>(set_id * kChannelsPerSet + channel);
+  return static_cast<uint16_t>(lane * kChannelsPerSet + channel);
 }
 
 // A process set by nodes.
@@ -76,9 +76,9 @@ class WorldImpl final : public World {
   Transport& data() override { return *transports_[1]; }
   Transport& side() override { return *transports_[2]; }
   Transport& diff() override { return *transports_[3]; }
-  std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int set_id) override;
-  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override {
-    return MakeForTensors(data(), members, set_id);
+  std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int lane) override;
+  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int lane) override {
+    return MakeForTensors(data(), members, lane);
   }
   std::unique_ptr<Communicator> MakeDiff(const std::vector<int>& members, int context) override {
     return MakeForTensors(diff(), members, context);
@@ -96,12 +96,12 @@ class WorldImpl final : public World {
   void OpenTransports();
   bool Forked() const { return getpid() != pid_; }
   int PageIndexOf(int rank) const;
-  std::unique_ptr<Communicator> MakeFlat(Transport& transport, std::vector<int> members, int set_id,
+  std::unique_ptr<Communicator> MakeFlat(Transport& transport, std::vector<int> members, int lane,
                                          int channel) const;
   std::unique_ptr<Communicator> MakeIntra(Transport& transport, const SetNodes& set,
-                                          int set_id) const;
+                                          int lane) const;
   std::unique_ptr<Communicator> MakeForTensors(Transport& transport,
-                                               const std::vector<int>& members, int set_id) const;
+                                               const std::vector<int>& members, int lane) const;
 
   const pid_t pid_ = getpid();
   WorldOptions options_;
@@ -200,52 +200,52 @@ std::string WorldImpl::Describe() const {
 }
 
 std::unique_ptr<Communicator> WorldImpl::MakeFlat(Transport& transport, std::vector<int> members,
-                                                  int set_id, int channel) const {
+                                                  int lane, int channel) const {
   AlgorithmOptions options;
   options.rows = rows_;
   options.chunk_nbytes = options_.chunk_nbytes;
-  return MakeAlgorithmCommunicator(transport, std::move(members), ChannelOf(set_id, channel),
+  return MakeAlgorithmCommunicator(transport, std::move(members), ChannelOf(lane, channel),
                                    options);
 }
 
 std::unique_ptr<Communicator> WorldImpl::MakeIntra(Transport& transport, const SetNodes& set,
-                                                   int set_id) const {
+                                                   int lane) const {
   shm::ShmOptions options;
   options.nonce = roster_.nonce;
   options.naming = page_->naming();
   options.scale_size = static_cast<int>(set.largest);
-  return shm::MakeCommunicator(transport, set.mine(), ChannelOf(set_id, kIntraChannel), options);
+  return shm::MakeCommunicator(transport, set.mine(), ChannelOf(lane, kIntraChannel), options);
 }
 
-std::unique_ptr<Communicator> WorldImpl::MakeControl(const std::vector<int>& members, int set_id) {
+std::unique_ptr<Communicator> WorldImpl::MakeControl(const std::vector<int>& members, int lane) {
   const SetNodes set(topology_, members);
   if (set.largest == 1 || options_.intra == "flat")
-    return MakeFlat(control(), members, set_id, kFlatChannel);
-  auto intra = MakeIntra(control(), set, set_id);
+    return MakeFlat(control(), members, lane, kFlatChannel);
+  auto intra = MakeIntra(control(), set, lane);
   if (set.nodes.size() == 1) return intra;
   std::unique_ptr<Communicator> leaders;
   if (set.topology.local_rank == 0)
-    leaders = MakeFlat(control(), set.Across(0), set_id, kInterChannel);
+    leaders = MakeFlat(control(), set.Across(0), lane, kInterChannel);
   return MakeNodeFirst(std::move(intra), std::move(leaders),
-                       MakeFlat(control(), members, set_id, kFlatChannel));
+                       MakeFlat(control(), members, lane, kFlatChannel));
 }
 
 std::unique_ptr<Communicator> WorldImpl::MakeForTensors(Transport& transport,
                                                         const std::vector<int>& members,
-                                                        int set_id) const {
+                                                        int lane) const {
   const SetNodes set(topology_, members);
   if (set.largest == 1 || options_.intra == "flat")
-    return MakeFlat(transport, members, set_id, kFlatChannel);
-  auto intra = MakeIntra(transport, set, set_id);
+    return MakeFlat(transport, members, lane, kFlatChannel);
+  auto intra = MakeIntra(transport, set, lane);
   if (set.nodes.size() == 1) return intra;
   std::unique_ptr<Communicator> inter;
   const auto local_rank = static_cast<size_t>(set.topology.local_rank);
   if (local_rank < set.smallest)
-    inter = MakeFlat(transport, set.Across(local_rank), set_id, kInterChannel);
+    inter = MakeFlat(transport, set.Across(local_rank), lane, kInterChannel);
   HierarchicalOptions options;
   options.chunk_nbytes = options.cargo_chunk_nbytes = options_.chunk_nbytes;
   return MakeHierarchical(set.topology, std::move(intra), std::move(inter),
-                          MakeFlat(transport, members, set_id, kFlatChannel), options);
+                          MakeFlat(transport, members, lane, kFlatChannel), options);
 }
 
 std::optional<Status> WorldImpl::CheckPeers() {

@@ -13,8 +13,8 @@
 
 namespace gradred::comm {
 
-// Channels of a transport: the control communicator of process set s and its data communicators use
-// 4 * s ... 4 * s + 3.
+// Channels of a transport: the control communicator of the process set with lane s and its data
+// communicators use 4 * s ... 4 * s + 3. Of two sets that exist at a time no two have one lane.
 constexpr int kChannelsPerSet = 4;
 
 class World {
@@ -32,9 +32,8 @@ class World {
 
   // For a process set (world ranks, ascending, the caller among them). Local calls: no waiting. The
   // first is over control(), the second, for tensors, over data().
-  virtual std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members,
-                                                    int set_id) = 0;
-  virtual std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) = 0;
+  virtual std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int lane) = 0;
+  virtual std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int lane) = 0;
 
   // As MakeData, over diff(); `context` is one of as many numbers, apart from those of sets.
   virtual std::unique_ptr<Communicator> MakeDiff(const std::vector<int>& members, int context) = 0;

@@ -33,9 +33,9 @@ ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataL
       }) {
   std::vector<int> all(world.topology().size);
   for (int r = 0; r < world.topology().size; ++r) all[r] = r;
-  data_->AddSet(0, all);
-  sets_.push_back(
-      std::make_unique<SetControl>(0, std::move(all), world_, options_.negotiation_timer, data_));
+  data_->AddSet(0, 0, all);
+  sets_.push_back(std::make_unique<SetControl>(0, 0, std::move(all), world_,
+                                               options_.negotiation_timer, data_));
   thread_ = std::thread([this] {
     BindThread(options_.thread_core);
     Run();
@@ -52,11 +52,31 @@ void ControlLoop::Put(Command command) {
   SetInboxFull(true);
 }
 
-void ControlLoop::AddSet(int id, std::vector<int> members) {
-  data_->AddSet(id, members);
-  Post([this, id, members] {
+void ControlLoop::AddSet(int id, int lane, std::vector<int> members) {
+  data_->AddSet(id, lane, members);
+  Post([this, id, lane, members] {
     sets_.push_back(
-        std::make_unique<SetControl>(id, members, world_, options_.negotiation_timer, data_));
+        std::make_unique<SetControl>(id, lane, members, world_, options_.negotiation_timer, data_));
+  });
+}
+
+void ControlLoop::CloseSet(int id, const std::string& reason, std::function<void()> done) {
+  Post([this, id, reason, done = std::move(done)] {
+    if (SetControl* set = Find(id))
+      set->Shutdown(reason, {Kind::kAbandoned, reason},
+                    [this, id, done] { data_->WhenIdle(id, false, done); });
+  });
+}
+
+void ControlLoop::DropSet(int id, std::function<void()> done) {
+  Post([this, id, done = std::move(done)] {
+    const auto at =
+        std::find_if(sets_.begin(), sets_.end(), [id](const auto& set) { return set->id() == id; });
+    dropped_.rounds += (*at)->counters().rounds;
+    dropped_.empty_rounds += (*at)->counters().empty_rounds;
+    dropped_.unions += (*at)->counters().unions;
+    sets_.erase(at);
+    data_->WhenIdle(id, true, done);
   });
 }
 
@@ -77,9 +97,10 @@ void ControlLoop::Open(BatchPtr batch) {
     return;
   }
   inbox_.push_back([this, batch] {
-    if (SetControl* set = Find(batch->spec().process_set)) return set->Open(batch);
-    batch->FailRest({Kind::kInternal,
-                     "process set " + std::to_string(batch->spec().process_set) + " is not open"});
+    const int set_id = batch->spec().process_set;
+    if (SetControl* set = Find(set_id)) return set->Open(batch);
+    batch->FailRest(
+        {Kind::kAbandoned, "process set " + std::to_string(set_id) + " has been removed"});
   });
 }
 
@@ -129,7 +150,8 @@ void ControlLoop::Shutdown(std::string reason, std::function<void(const Status&)
   inbox_.push_back([this, reason = std::move(reason), done = std::move(done)] {
     shut_down_.push_back(done);
     if (shut_down_.size() > 1) return;
-    for (const auto& set : sets_) set->Shutdown(reason);
+    for (const auto& set : sets_)
+      set->Shutdown(reason, {Kind::kAbandoned, "this rank has shut down"});
   });
   SetInboxFull(true);
   lock.unlock();
@@ -211,7 +233,7 @@ Nanos ControlLoop::ExpectedArrival() const {
 }
 
 void ControlLoop::PublishCounters() {
-  int64_t rounds = 0, empty = 0, unions = 0;
+  int64_t rounds = dropped_.rounds, empty = dropped_.empty_rounds, unions = dropped_.unions;
   for (const auto& set : sets_) {
     rounds += set->counters().rounds;
     empty += set->counters().empty_rounds;

@@ -29,7 +29,13 @@ class ControlLoop final : public Loop {
   void JoinThread();  // after Shutdown or Fault
 
   // Any thread; none waits. After a failure they do nothing but fail their batch.
-  void AddSet(int id, std::vector<int> members);
+  void AddSet(int id, int lane, std::vector<int> members);
+  // Of a set that is removed, on each member. Its batches that are not whole fail with `reason`;
+  // `done` runs when all members have closed it and nothing of it is under way here.
+  void CloseSet(int id, const std::string& reason, std::function<void()> done);
+  // When nothing of it is under way on any member. `done` runs when its memory is gone. No `done`
+  // runs after a failure.
+  void DropSet(int id, std::function<void()> done);
   // Wakes nobody: a batch is begun with its first complete group, or when the loop is stepped next.
   void Open(BatchPtr batch);
   // The caller then takes the loop and steps it, or calls the thread.
@@ -73,6 +79,7 @@ class ControlLoop final : public Loop {
   StallWatch stalls_;
   ElsewhereWatch elsewhere_;
   std::vector<std::unique_ptr<SetControl>> sets_;
+  core::NegotiatorCounters dropped_;  // of sets that are gone
   Nanos next_watch_ = 0;
 
   // The first cause: of the notices that come within a short time of the first, a lost peer before

@@ -53,9 +53,21 @@ void DataLoop::JoinThread() {
   if (thread_.joinable()) thread_.join();
 }
 
-void DataLoop::AddSet(int set_id, std::vector<int> members) {
+void DataLoop::AddSet(int set_id, int lane, std::vector<int> members) {
+  Set set;
+  set.lane = lane;
+  set.members = std::move(members);
   std::lock_guard<std::mutex> lock(mutex_);
-  new_sets_.emplace_back(set_id, std::move(members));
+  new_sets_.emplace_back(set_id, std::move(set));
+}
+
+void DataLoop::WhenIdle(int set_id, bool drop, std::function<void()> done) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    new_waiters_.push_back({set_id, drop, std::move(done)});
+    SetInboxFull(true);
+  }
+  Call();
 }
 
 void DataLoop::Post(RunItem item) {
@@ -99,14 +111,32 @@ bool DataLoop::TakeInbox() {
   std::vector<RunItem> items;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [id, members] : new_sets_) sets_[id].members = std::move(members);
+    for (auto& [id, set] : new_sets_) sets_[id] = std::move(set);
     new_sets_.clear();
+    for (Waiter& waiter : new_waiters_) waiters_.push_back(std::move(waiter));
+    new_waiters_.clear();
     items.swap(inbox_);
     inbox_large_ = false;
     SetInboxFull(false);
   }
   for (RunItem& item : items) sets_[item.set_id].queue.push_back(std::move(item));
   return !items.empty();
+}
+
+bool DataLoop::EndWaits() {
+  bool any = false;
+  for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
+    const auto set = sets_.find(waiter->set_id);
+    if (set != sets_.end() && (set->second.run || !set->second.queue.empty())) {
+      ++waiter;
+      continue;
+    }
+    if (set != sets_.end() && waiter->drop) sets_.erase(set);
+    waiter->done();
+    waiter = waiters_.erase(waiter);
+    any = true;
+  }
+  return any;
 }
 
 void DataLoop::Begin(int id, Set* set) {
@@ -117,7 +147,7 @@ void DataLoop::Begin(int id, Set* set) {
   if (!set->data) {
     set->data = std::make_unique<SetData>();
     set->data->members = set->members;
-    set->data->communicator = world_.MakeData(set->members, id);
+    set->data->communicator = world_.MakeData(set->members, set->lane);
     set->data->slots = slots_->Of(id);
   }
   if (item.someone_joined && !PlanOf(*item.spec)->groups[item.group].reduces) {
@@ -185,6 +215,7 @@ bool DataLoop::Step() {
   bool moved = TakeInbox();
   transport_.Progress();
   for (auto& [id, set] : sets_) moved |= Advance(id, &set);
+  if (!waiters_.empty()) moved |= EndWaits();
   return moved;
 }
 
@@ -199,7 +230,7 @@ bool DataLoop::Hurried() const { return AwaitsMessages() || HasInbox(); }
 bool DataLoop::Ended() {
   std::lock_guard<std::mutex> lock(mutex_);
   ThrowIfError(cause_);
-  return stopping_ && inbox_.empty() && !AwaitsMessages();
+  return stopping_ && inbox_.empty() && new_waiters_.empty() && !AwaitsMessages();
 }
 
 void DataLoop::Run() {

@@ -27,7 +27,10 @@ class DataLoop final : public Loop {
   void JoinThread();  // after Stop or StopWith
 
   // Any thread. The set's members are given once, before its first item.
-  void AddSet(int set_id, std::vector<int> members);
+  void AddSet(int set_id, int lane, std::vector<int> members);
+  // `done` runs once nothing of the set is queued or under way, by whoever steps the loop; not
+  // after the loop has ended. `drop`: its communicator and memory are gone then.
+  void WhenIdle(int set_id, bool drop, std::function<void()> done);
   // Whoever posts then steps the loop, or has it served.
   void Post(RunItem item);
   // If something was posted: runs it here if it is small and comes through at once, else leaves it
@@ -40,12 +43,20 @@ class DataLoop final : public Loop {
 
  private:
   struct Set {
+    int lane = 0;
     std::vector<int> members;
     std::unique_ptr<SetData> data;  // made by the loop on first use
     std::deque<RunItem> queue;
     std::unique_ptr<GroupRun> run;
     BatchPtr running_batch;
     int running_group = 0;
+  };
+
+  // Who waits for a set that is idle.
+  struct Waiter {
+    int set_id;
+    bool drop;
+    std::function<void()> done;
   };
 
   void Run();
@@ -55,6 +66,7 @@ class DataLoop final : public Loop {
   bool Ended() override;
   bool Hurried() const override;
   bool TakeInbox();
+  bool EndWaits();
   bool Advance(int id, Set* set);
   void Begin(int id, Set* set);
   void FailAll(const Status& cause);
@@ -67,10 +79,12 @@ class DataLoop final : public Loop {
   std::mutex mutex_;
   std::vector<RunItem> inbox_;
   std::atomic<bool> inbox_large_{false};
-  std::vector<std::pair<int, std::vector<int>>> new_sets_;
+  std::vector<std::pair<int, Set>> new_sets_;
+  std::vector<Waiter> new_waiters_;
   bool stopping_ = false;
   Status cause_;
   std::map<int, Set> sets_;
+  std::vector<Waiter> waiters_;
   int64_t moved_nbytes_ = 0;  // of the transport, when seen last
   Nanos moved_at_ = 0;        // when it was seen to grow
   std::thread thread_;

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "base/page_pool.h"
@@ -18,6 +20,8 @@
 
 namespace gradred::engine {
 namespace {
+
+using RanksPtr = std::shared_ptr<const std::vector<int>>;
 
 // The last channels belong to the world.
 constexpr int kMostSets = comm::kChannels / comm::kChannelsPerSet - 1;
@@ -50,6 +54,10 @@ class Promise {
     wake_.wait(lock, [this] { return set_; });
     return std::move(value_);
   }
+  bool WaitFor(Nanos longest) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return wake_.wait_for(lock, std::chrono::nanoseconds(longest), [this] { return set_; });
+  }
 
  private:
   std::mutex mutex_;
@@ -76,6 +84,14 @@ std::string ToText(const std::vector<Number>& numbers) {
 
 }  // namespace
 
+// Note [Removing a process set]
+// No id is given twice, so that a graph that was traced with a set never runs on another. Channels
+// are few and are used again (a set's lane), so nothing of a set may be on its way when they are:
+//   1. all ranks of the world agree that the set goes; from here nobody opens a batch of it;
+//   2. its members shut its negotiator down, by rounds of the set: batches that all have whole run,
+//      others fail alike. Each waits until nothing is under way here;
+//   3. all ranks agree again: now nothing is under way anywhere, and peers need no memory of ours;
+//   4. its communicators and memory go.
 class Engine::Impl final : public BatchRunner {
  public:
   Impl(std::unique_ptr<comm::World> world, EngineOptions options)
@@ -91,7 +107,7 @@ class Engine::Impl final : public BatchRunner {
                                          metrics_)) {
     std::vector<int> all(world_->topology().size);
     for (size_t r = 0; r < all.size(); ++r) all[r] = static_cast<int>(r);
-    sets_[0] = std::move(all);
+    sets_[0] = {0, std::make_shared<const std::vector<int>>(std::move(all))};
   }
 
   ~Impl() override {
@@ -110,7 +126,8 @@ class Engine::Impl final : public BatchRunner {
     if (!spec->complete())
       throw Error(Kind::kInvalidArgument,
                   "'" + spec->name + "' has an entry whose shape is not known");
-    const std::vector<int>& ranks = SetRanks(spec->process_set);
+    const RanksPtr ranks_of_set = SetRanks(spec->process_set);
+    const std::vector<int>& ranks = *ranks_of_set;
     const int rank = world_->topology().rank;
     if (!std::binary_search(ranks.begin(), ranks.end(), rank))
       throw Error(Kind::kInvalidArgument,
@@ -232,46 +249,56 @@ class Engine::Impl final : public BatchRunner {
         ranks.back() >= size)
       throw Error(Kind::kInvalidArgument, "a process set needs ascending ranks below " +
                                               std::to_string(size) + ", got " + ToText(ranks));
-    int id;
     {
       std::lock_guard<std::mutex> lock(sets_mutex_);
-      id = next_set_++;
+      if (sets_.size() >= kMostSets)
+        throw Error(Kind::kUnsupported,
+                    "no more than " + std::to_string(kMostSets) + " process sets at a time");
     }
-    if (id >= kMostSets)
-      throw Error(Kind::kUnsupported,
-                  "no more than " + std::to_string(kMostSets) + " process sets");
-    // All ranks agree on the set by a named barrier of the whole world; its dimensions carry the
-    // ranks, so that other ranks under the same number are a Mismatch.
-    auto spec = std::make_shared<DomainSpec>();
-    spec->name = "process_set." + std::to_string(id);
-    EntrySpec entry;
-    entry.label = "process set " + ToText(ranks);
-    entry.op = Op::kAllReduce;
-    entry.reduce_op = reduce::ReduceOp::kMin;
-    entry.dtype = entry.wire = DType::kUint8;
-    entry.shape.assign(ranks.begin(), ranks.end());
-    entry.shape.push_back(0);  // no elements, whatever the ranks are
-    spec->entries.push_back(std::move(entry));
-    Submission submission;
-    submission.absent = true;
-    std::vector<Submission> submissions;
-    submissions.push_back(std::move(submission));
-    engine->RunBlocking(spec, std::move(submissions));
-    {
-      std::lock_guard<std::mutex> lock(sets_mutex_);
-      sets_[id] = ranks;
-    }
-    if (std::binary_search(ranks.begin(), ranks.end(), world_->topology().rank))
-      control_->AddSet(id, ranks);
+    Agree("add process set " + ToText(ranks), kAdd, {ranks.begin(), ranks.end()}, engine);
+    std::lock_guard<std::mutex> lock(sets_mutex_);
+    const int id = next_set_++;
+    int lane = 1;
+    const auto has_lane = [&lane](const auto& set) { return set.second.lane == lane; };
+    while (leaving_.count(lane) > 0 || std::any_of(sets_.begin(), sets_.end(), has_lane)) ++lane;
+    sets_[id] = {lane, std::make_shared<const std::vector<int>>(ranks)};
+    if (IsMember(ranks)) control_->AddSet(id, lane, ranks);
     return id;
   }
 
-  const std::vector<int>& SetRanks(int id) const {
+  // See Note [Removing a process set].
+  void RemoveProcessSet(int id, Engine* engine) {
+    if (id == 0) throw Error(Kind::kInvalidArgument, "the global process set cannot be removed");
+    const RanksPtr ranks = SetRanks(id);
+    const std::string what = "process set " + std::to_string(id) + " with ranks " + ToText(*ranks);
+    Agree("remove " + what, kRemove, {id}, engine);
+    int lane;
+    {
+      std::lock_guard<std::mutex> lock(sets_mutex_);
+      lane = sets_.at(id).lane;
+      sets_.erase(id);
+      leaving_.insert(lane);
+    }
+    const bool mine = IsMember(*ranks) && !options_.null;
+    if (mine)
+      Await([&](std::function<void()> done) {
+        control_->CloseSet(id, what + " has been removed", std::move(done));
+      });
+    Agree("end of " + what, kEnd, {id}, engine);
+    if (mine) Await([&](std::function<void()> done) { control_->DropSet(id, std::move(done)); });
+    slots_.Drop(id);
+    std::lock_guard<std::mutex> lock(sets_mutex_);
+    leaving_.erase(lane);
+  }
+
+  RanksPtr SetRanks(int id) const {
     std::lock_guard<std::mutex> lock(sets_mutex_);
     const auto at = sets_.find(id);
-    if (at == sets_.end())
-      throw Error(Kind::kInvalidArgument, "there is no process set " + std::to_string(id));
-    return at->second;  // never erased, so the reference lasts
+    if (at != sets_.end()) return at->second.ranks;
+    const bool was = id > 0 && id < next_set_;
+    throw Error(Kind::kInvalidArgument,
+                was ? "process set " + std::to_string(id) + " has been removed"
+                    : "there is no process set " + std::to_string(id));
   }
 
   int Join() {
@@ -317,7 +344,46 @@ class Engine::Impl final : public BatchRunner {
   bool shut_down_ = false;
 
  private:
-  int SetSize(int id) const { return static_cast<int>(SetRanks(id).size()); }
+  int SetSize(int id) const { return static_cast<int>(SetRanks(id)->size()); }
+  bool IsMember(const std::vector<int>& ranks) const {
+    return std::binary_search(ranks.begin(), ranks.end(), world_->topology().rank);
+  }
+
+  // All ranks of the world agree on what becomes of a process set, by a broadcast of nothing. One
+  // name for all of it: ranks that do different things get a Mismatch. The dimensions carry what
+  // must be equal. Only reductions are possible while a rank has joined, so this is refused then.
+  enum Change : int64_t { kAdd, kRemove, kEnd };
+  void Agree(const std::string& label, Change change, std::vector<int64_t> values, Engine* engine) {
+    auto spec = std::make_shared<DomainSpec>();
+    spec->name = "process_sets";
+    EntrySpec entry;
+    entry.label = label;
+    entry.op = Op::kBroadcast;
+    entry.dtype = entry.wire = DType::kUint8;
+    entry.shape = std::move(values);
+    entry.shape.push_back(change);
+    entry.shape.push_back(0);  // no elements, whatever the numbers are
+    spec->entries.push_back(std::move(entry));
+    static char nothing;
+    Submission submission;
+    submission.input = submission.output = &nothing;
+    std::vector<Submission> submissions;
+    submissions.push_back(std::move(submission));
+    engine->RunBlocking(spec, std::move(submissions));
+  }
+
+  // Waits for a `done` that does not come when the engine ends.
+  template <class Start>
+  void Await(Start start) {
+    const auto promise = std::make_shared<Promise<bool>>();
+    start([promise] { promise->Set(true); });
+    while (!promise->WaitFor(kLongestSleep)) {
+      ThrowIfError(Failure());
+      std::lock_guard<std::mutex> lock(closing_);
+      if (shut_down_)
+        throw Error(Kind::kAbandoned, "this rank shut down while it removed a process set");
+    }
+  }
 
   void CheckSubmission(const DomainSpec& spec, const EntrySpec& entry,
                        const Submission& submission) const {
@@ -382,7 +448,12 @@ class Engine::Impl final : public BatchRunner {
   }
 
   mutable std::mutex sets_mutex_;
-  std::map<int, std::vector<int>> sets_;
+  struct Set {
+    int lane;  // of its communicators
+    RanksPtr ranks;
+  };
+  std::map<int, Set> sets_;
+  std::set<int> leaving_;  // lanes of sets that are being removed
   int next_set_ = 1;
 };
 
@@ -410,7 +481,8 @@ void Engine::Abandon(const OpenBatchPtr& batch, const std::string& reason) {
 int Engine::AddProcessSet(const std::vector<int>& ranks) {
   return impl_->AddProcessSet(ranks, this);
 }
-const std::vector<int>& Engine::ProcessSetRanks(int id) const { return impl_->SetRanks(id); }
+void Engine::RemoveProcessSet(int id) { impl_->RemoveProcessSet(id, this); }
+std::vector<int> Engine::ProcessSetRanks(int id) const { return *impl_->SetRanks(id); }
 int Engine::Join() { return impl_->Join(); }
 void Engine::Shutdown(const std::string& reason) { impl_->Shutdown(reason); }
 void Engine::Abort(const Status& cause) { impl_->Fault(cause); }

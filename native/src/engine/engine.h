@@ -93,10 +93,13 @@ class Engine {
   // Open, submit all, wait; results in order. Throws the first error.
   std::vector<Result> RunBlocking(const DomainSpecPtr& spec, std::vector<Submission> submissions);
 
-  // Collective over the world: ranks ascending. Returns the set's id (> 0), the same everywhere;
-  // waits.
+  // Collective over the world: ranks ascending. Returns the set's id (> 0), the same everywhere,
+  // and never that of another set; waits.
   int AddProcessSet(const std::vector<int>& ranks);
-  const std::vector<int>& ProcessSetRanks(int id) const;  // throws kInvalidArgument
+  // Collective over the world; waits. Batches that all members have submitted whole still run,
+  // others fail with kAbandoned; later ones are refused with kInvalidArgument.
+  void RemoveProcessSet(int id);
+  std::vector<int> ProcessSetRanks(int id) const;  // throws kInvalidArgument
 
   // Waits until all ranks have joined; returns the last rank to join. Meanwhile reductions of the
   // others get zeros from here.

@@ -23,21 +23,19 @@ core::NegotiatorOptions OptionsFor(int id, const std::vector<int>& members, comm
   return options;
 }
 
-const Status kShutDown(Kind::kAbandoned, "this rank has shut down");
-
 }  // namespace
 
-SetControl::SetControl(int id, std::vector<int> members, comm::World& world, bool timer,
+SetControl::SetControl(int id, int lane, std::vector<int> members, comm::World& world, bool timer,
                        DataLoop* data)
     : id_(id),
       members_(std::move(members)),
       data_(data),
-      control_(world.MakeControl(members_, id)),
+      control_(world.MakeControl(members_, lane)),
       negotiator_(OptionsFor(id, members_, world, timer)),
       rounds_(id) {}
 
 void SetControl::Open(const BatchPtr& batch) {
-  if (shutdown_asked_) return batch->FailRest(kShutDown);
+  if (shutdown_asked_) return batch->FailRest(closed_);
   if (joined_) {
     after_join_.emplace_back(batch, std::nullopt);
     return;
@@ -117,10 +115,14 @@ void SetControl::Join(std::function<void(int)> done) {
   Drain();
 }
 
-void SetControl::Shutdown(const std::string& reason) {
+void SetControl::Shutdown(const std::string& reason, const Status& closed,
+                          std::function<void()> done) {
+  if (shutdown_asked_) return;
   shutdown_asked_ = true;
+  closed_ = closed;
+  all_shut_down_ = std::move(done);
   shutdown_since_ = Now();
-  FailHeld(kShutDown);
+  FailHeld(closed_);
   Enqueue(core::Shutdown{reason});
   Drain();
 }
@@ -153,7 +155,7 @@ void SetControl::EndFirst(const std::string& domain) {
   queue.abandoned.pop_front();
   queue.begun = false;
   if (shutdown_asked_) {  // nothing begins any more
-    for (const BatchPtr& batch : queue.batches) batch->FailRest(kShutDown);
+    for (const BatchPtr& batch : queue.batches) batch->FailRest(closed_);
     queue.batches.clear();
   }
   if (queue.batches.empty())
@@ -230,6 +232,7 @@ void SetControl::Perform(const core::Action& action) {
     done(members_[joined->last_rank]);
   } else if (std::get_if<core::AllShutDown>(&action)) {
     shut_down_ = true;
+    if (const auto done = std::exchange(all_shut_down_, nullptr)) done();
   }
 }
 

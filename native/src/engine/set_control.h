@@ -21,14 +21,18 @@ namespace gradred::engine {
 
 class SetControl {
  public:
-  SetControl(int id, std::vector<int> members, comm::World& world, bool timer, DataLoop* data);
+  SetControl(int id, int lane, std::vector<int> members, comm::World& world, bool timer,
+             DataLoop* data);
 
   void Open(const BatchPtr& batch);
   void GroupReady(const BatchPtr& batch, int group);
   void Abandon(const BatchPtr& batch, const std::string& reason,
                Kind kind = Kind::kAbandoned);  // as core::Abandon
   void Join(std::function<void(int last_rank)> done);
-  void Shutdown(const std::string& reason);
+  // Once; later ones do nothing. `closed`: what batches of this rank end with from here. `done`
+  // runs when all members have shut down, and may be null.
+  void Shutdown(const std::string& reason, const Status& closed,
+                std::function<void()> done = nullptr);
 
   // Polls the round or union in progress and the timer. True if something happened. Throws what
   // ends the engine.
@@ -132,6 +136,8 @@ class SetControl {
       after_join_;                             // and why given up since
   Nanos join_since_ = 0, shutdown_since_ = 0;  // 0: not asked for
   bool shutdown_asked_ = false;
+  Status closed_;  // with it
+  std::function<void()> all_shut_down_;
   bool shut_down_ = false;
 };
 

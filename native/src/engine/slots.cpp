@@ -147,6 +147,11 @@ int64_t Slots::nbytes() const {
   return nbytes_;
 }
 
+void SlotTable::Drop(int set_id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sets_.erase(set_id);
+}
+
 SlotsPtr SlotTable::Of(int set_id) {
   std::lock_guard<std::mutex> lock(mutex_);
   SlotsPtr& slots = sets_[set_id];

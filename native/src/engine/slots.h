@@ -117,6 +117,7 @@ class SlotTable {
  public:
   explicit SlotTable(int64_t limit) : limit_(limit) {}
   SlotsPtr Of(int set_id);
+  void Drop(int set_id);
 
  private:
   const int64_t limit_;

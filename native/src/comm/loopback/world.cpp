@@ -49,11 +49,11 @@ class LoopbackWorld : public World {
   Transport& side() override { return *transports_[2]; }
   Transport& diff() override { return *transports_[3]; }
 
-  std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int set_id) override {
-    return Make(control(), members, set_id, 0);
+  std::unique_ptr<Communicator> MakeControl(const std::vector<int>& members, int lane) override {
+    return Make(control(), members, lane, 0);
   }
-  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int set_id) override {
-    return MakeForTensors(data(), members, set_id);
+  std::unique_ptr<Communicator> MakeData(const std::vector<int>& members, int lane) override {
+    return MakeForTensors(data(), members, lane);
   }
   std::unique_ptr<Communicator> MakeDiff(const std::vector<int>& members, int context) override {
     return MakeForTensors(diff(), members, context);
@@ -88,11 +88,11 @@ class LoopbackWorld : public World {
 
  private:
   std::unique_ptr<Communicator> MakeForTensors(Transport& transport,
-                                               const std::vector<int>& members, int set_id) const;
-  std::unique_ptr<Communicator> Make(Transport& transport, std::vector<int> members, int set_id,
+                                               const std::vector<int>& members, int lane) const;
+  std::unique_ptr<Communicator> Make(Transport& transport, std::vector<int> members, int lane,
                                      int use) const {
     return MakeAlgorithmCommunicator(transport, std::move(members),
-                                     static_cast<uint16_t>(kChannelsPerSet * set_id + use),
+                                     static_cast<uint16_t>(kChannelsPerSet * lane + use),
                                      job_->options.algorithm_options);
   }
 
@@ -104,8 +104,8 @@ class LoopbackWorld : public World {
 
 std::unique_ptr<Communicator> LoopbackWorld::MakeForTensors(Transport& transport,
                                                             const std::vector<int>& members,
-                                                            int set_id) const {
-  auto flat = Make(transport, members, set_id, 0);
+                                                            int lane) const {
+  auto flat = Make(transport, members, lane, 0);
   if (!job_->options.hierarchical) return flat;
   const Topology set = topology_.Restrict(members);
   std::vector<int> intra, inter;
@@ -118,9 +118,9 @@ std::unique_ptr<Communicator> LoopbackWorld::MakeForTensors(Transport& transport
     if (node != set.node_of[set.rank]) continue;
     for (const int r : ranks) intra.push_back(members[r]);
   }
-  auto intra_communicator = Make(transport, intra, set_id, 1);
+  auto intra_communicator = Make(transport, intra, lane, 1);
   auto inter_communicator =
-      set.local_rank < parts ? Make(transport, inter, set_id, 2) : std::unique_ptr<Communicator>();
+      set.local_rank < parts ? Make(transport, inter, lane, 2) : std::unique_ptr<Communicator>();
   return MakeHierarchical(set, std::move(intra_communicator), std::move(inter_communicator),
                           std::move(flat), job_->options.hierarchical_options);
 }
