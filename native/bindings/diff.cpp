@@ -3,6 +3,8 @@
 
 #include "bindings.h"
 #include "diff/context.h"
+#include "diff/halo.h"
+#include "sparse/operations.h"
 
 namespace gradred::bindings {
 namespace {
@@ -21,6 +23,20 @@ void OpenContext(int id, const std::string& name, std::vector<int> members, int 
   diff::OpenContext(engine->world(), std::move(options));
 }
 
+// What Python needs to know of a halo plan; checks it.
+py::dict HaloPlan(const std::vector<int64_t>& params) {
+  const diff::HaloPlan plan = diff::ReadHaloPlan(params);
+  const auto shape = [&](const diff::GridShape& s) {
+    return py::tuple(py::cast(std::vector<int64_t>(s.end() - plan.dimensions(), s.end())));
+  };
+  py::dict result;
+  result["interior"] = shape(plan.interior());
+  result["padded"] = shape(plan.padded());
+  result["peers"] = plan.Traffic({{}}, false).peers;
+  result["adjoint_peers"] = plan.Traffic({{}}, true).peers;
+  return result;
+}
+
 }  // namespace
 
 void BindDiff(py::module_& m) {
@@ -29,6 +45,8 @@ void BindDiff(py::module_& m) {
         py::arg("transport_timeout_s"));
   m.def("diff_close", &diff::CloseContext, py::arg("id"), py::arg("reason"),
         py::call_guard<py::gil_scoped_release>());
+  m.def("diff_halo_plan", &HaloPlan, py::arg("params"));
+  m.def("sparse_drop_pattern", &sparse::DropPattern, py::arg("number"));
 }
 
 }  // namespace gradred::bindings

@@ -6,12 +6,13 @@
 #include "ops.h"
 #include "pde/operation.h"
 #include "shapes.h"
+#include "sparse/operations.h"
 
 namespace gradred::tf {
 namespace {
 
 diff::MakeOperation MakerOf(const std::string& name) {
-  for (const auto* operations : {&diff::Operations(), &pde::Operations()}) {
+  for (const auto* operations : {&diff::Operations(), &pde::Operations(), &sparse::Operations()}) {
     const auto at = operations->find(name);
     if (at != operations->end()) return at->second;
   }

@@ -3,10 +3,8 @@
 #include <numeric>
 #include <random>
 
-#include "comm/loopback/hub.h"
+#include "channel_ranks.h"
 #include "diff/halo.h"
-#include "faulty_transport.h"
-#include "ranks.h"
 #include "reduce/convert.h"
 #include "testing.h"
 
@@ -18,15 +16,7 @@ using diff::HaloPlan;
 
 namespace {
 
-constexpr Nanos kLimit = 30 * kSecond;
-constexpr comm::Tag kTag{5, 0};
 using Values = std::vector<double>;
-
-std::vector<int> Everybody(int size) {
-  std::vector<int> members(size);
-  std::iota(members.begin(), members.end(), 0);
-  return members;
-}
 
 // The plain rules, on whole arrays of float64.
 class Reference {
@@ -145,11 +135,9 @@ void CheckGrid(const HaloGrid& grid, const std::vector<FieldType>& fields, int d
       }
     }
   }
-  const auto hub = std::make_shared<comm::LoopbackHub>(size);
-  testing::RunRanks(size, [&](int rank) {
-    const auto inner = hub->MakeTransport(rank);
-    testing::FaultyTransport transport(*inner, {7, delay, -1, -1});
-    const HaloPlan plan(grid, Everybody(size), rank);
+  testing::RunChannels(size, delay, [&](testing::ChannelRank ranks) {
+    const int rank = ranks.channel.rank();
+    const HaloPlan plan(grid, rank);
     const int64_t points = diff::Points(plan.interior()), padded = diff::Points(plan.padded());
     std::vector<Array> in, out, cotangents, back;
     for (size_t f = 0; f < fields.size(); ++f) {
@@ -174,8 +162,12 @@ void CheckGrid(const HaloGrid& grid, const std::vector<FieldType>& fields, int d
     const auto constant = [&](std::vector<void*> pointers) {
       return std::vector<const void*>(pointers.begin(), pointers.end());
     };
-    const auto finish = [&](comm::WorkPtr work) {
-      ThrowIfError(Wait(*work, transport, kLimit, what));
+    const auto exchange = [&](const std::vector<void*>& arrays, bool adjoint) {
+      diff::HaloExchange exchange(plan, ranks.channel, fields, adjoint);
+      for (int times = 0; times < 2; ++times) {  // the second changes nothing
+        exchange.Start(arrays);
+        exchange.Finish();
+      }
     };
     const auto check_out = [&] {
       for (size_t f = 0; f < fields.size(); ++f) {
@@ -190,17 +182,17 @@ void CheckGrid(const HaloGrid& grid, const std::vector<FieldType>& fields, int d
         });
       }
     };
-    finish(plan.Forward(transport, kTag, fields, constant(of(&in)), of(&out)));
+    HaloForward(plan, ranks.channel, fields, constant(of(&in)), of(&out));
     check_out();
     const int forward = static_cast<int>(plan.Traffic(fields, false).peers.size());
     const int adjoint = static_cast<int>(plan.Traffic(fields, true).peers.size());
-    testing::CheckEq(transport.sends(), forward, what.c_str(), __FILE__, __LINE__);
-    finish(plan.Exchange(transport, kTag, fields, of(&out)));  // changes nothing
+    testing::CheckEq(ranks.messages.sends(), forward, what.c_str(), __FILE__, __LINE__);
+    exchange(of(&out), false);
     check_out();
 
-    finish(plan.Adjoint(transport, kTag, fields, constant(of(&cotangents)), of(&back)));
-    finish(plan.ExchangeAdjoint(transport, kTag, fields, of(&cotangents)));
-    CHECK_EQ(transport.sends(), 2 * forward + 2 * adjoint);
+    HaloAdjoint(plan, ranks.channel, fields, constant(of(&cotangents)), of(&back));
+    exchange(of(&cotangents), true);
+    CHECK_EQ(ranks.messages.sends(), 3 * forward + 3 * adjoint);
     for (size_t f = 0; f < fields.size(); ++f) {
       back[f].ForEachChannel([&](int64_t o, int64_t i) {
         const int64_t channel = o * fields[f].inner + i;
@@ -259,7 +251,7 @@ TEST(FieldsOfSeveralTypesShareMessages) {
              {DType::kBfloat16, 1, 3},
              {DType::kFloat32, 2, 2}},
             3, "fields");
-  const HaloPlan plan(grid, Everybody(4), 0);
+  const HaloPlan plan(grid, 0);
   // One to the other rank of the first dimension, both ways in it; one to that of the second.
   CHECK_EQ(plan.Traffic({{}, {}, {}}, false).peers.size(), 2u);
 }
@@ -291,7 +283,7 @@ TEST(RandomGrids) {
       field = {kTypes[pick(0, 3)], pick(1, 2), pick(1, 3)};
     }
     try {
-      const HaloPlan fits(grid, Everybody(grid.ranks()), 0);
+      const HaloPlan fits(grid, 0);
     } catch (const Error&) {
       continue;  // a width that does not fit
     }
@@ -308,11 +300,10 @@ TEST(AdjointByDotProduct) {
                  Dimension({3, 4, 3}, 3, 1, Boundary::kPeriodic, Boundary::kPeriodic)},
                 0,
                 true};
-  const auto hub = std::make_shared<comm::LoopbackHub>(6);
   std::vector<double> left(6), right(6);
-  testing::RunRanks(6, [&](int rank) {
-    const auto transport = hub->MakeTransport(rank);
-    const HaloPlan plan(grid, Everybody(6), rank);
+  testing::RunChannels(6, 0, [&](testing::ChannelRank ranks) {
+    const int rank = ranks.channel.rank();
+    const HaloPlan plan(grid, rank);
     std::mt19937_64 random(rank);
     std::uniform_real_distribution<double> uniform(-1, 1);
     Values x(diff::Points(plan.interior())), y(diff::Points(plan.padded()));
@@ -320,10 +311,8 @@ TEST(AdjointByDotProduct) {
     for (double& v : y) v = uniform(random);
     Values fx(y.size()), fty(x.size());
     const std::vector<FieldType> field(1);
-    auto work = plan.Forward(*transport, kTag, field, {x.data()}, {fx.data()});
-    ThrowIfError(Wait(*work, *transport, kLimit, "forward"));
-    work = plan.Adjoint(*transport, kTag, field, {y.data()}, {fty.data()});
-    ThrowIfError(Wait(*work, *transport, kLimit, "adjoint"));
+    HaloForward(plan, ranks.channel, field, {x.data()}, {fx.data()});
+    HaloAdjoint(plan, ranks.channel, field, {y.data()}, {fty.data()});
     left[rank] = std::inner_product(fx.begin(), fx.end(), y.begin(), 0.0);
     right[rank] = std::inner_product(x.begin(), x.end(), fty.begin(), 0.0);
   });
@@ -336,41 +325,28 @@ TEST(WhatDoesNotFitIsNamed) {
   const auto constant = Boundary::kConstant;
   const HaloGrid wide{{Dimension({4, 2, 4}, 3, 1, constant, constant)}, 0, true};
   for (const int rank : {0, 1, 2}) {
-    CHECK_ERROR(HaloPlan(wide, Everybody(3), rank), Kind::kInvalidArgument,
+    CHECK_ERROR(HaloPlan(wide, rank), Kind::kInvalidArgument,
                 "halo exchange: dimension 0: layers of block 1 of 3, with ghost layers of widths 3 "
                 "and 1: expected 3 or more, got 2");
   }
   const HaloGrid mirror{{Dimension({2}, 2, 0, Boundary::kReflect, constant)}, 0, true};
-  CHECK_ERROR(HaloPlan(mirror, {0}, 0), Kind::kInvalidArgument, "expected 3 or more, got 2");
+  CHECK_ERROR(HaloPlan(mirror, 0), Kind::kInvalidArgument, "expected 3 or more, got 2");
   const HaloGrid half{{Dimension({2}, 1, 1, Boundary::kPeriodic, constant)}, 0, true};
-  CHECK_ERROR(HaloPlan(half, {0}, 0), Kind::kInvalidArgument, "periodic on both sides or on none");
+  CHECK_ERROR(HaloPlan(half, 0), Kind::kInvalidArgument, "periodic on both sides or on none");
   const HaloGrid grid{{Dimension({2, 2}, 1, 1, constant, constant)}, 0, true};
-  CHECK_ERROR(HaloPlan(grid, Everybody(3), 0), Kind::kInvalidArgument,
-              "ranks of the grid: expected 3, got 2");
-  CHECK_ERROR(HaloPlan({}, {0}, 0), Kind::kInvalidArgument, "dimensions: expected 1 to 3, got 0");
+  CHECK_ERROR(HaloPlan(grid, 2), Kind::kInvalidArgument, "rank: expected less than 2, got 2");
+  CHECK_ERROR(HaloPlan({}, 0), Kind::kInvalidArgument, "dimensions: expected 1 to 3, got 0");
   const HaloGrid empty{{Dimension({2, 0}, 0, 0, constant, constant)}, 0, true};
-  CHECK_ERROR(HaloPlan(empty, Everybody(2), 0), Kind::kInvalidArgument, "expected 1 or more");
-  const HaloPlan plan({{Dimension({2}, 1, 1, constant, constant)}, 0, true}, {0}, 0);
-  const auto hub = std::make_shared<comm::LoopbackHub>(1);
-  const auto transport = hub->MakeTransport(0);
-  CHECK_ERROR(plan.Exchange(*transport, kTag, {{DType::kInt32, 1, 1}}, {nullptr}),
-              Kind::kInvalidArgument, "expected a floating one, got int32");
-  CHECK_ERROR(plan.Exchange(*transport, kTag, {{}}, {}), Kind::kInvalidArgument,
-              "arrays: expected 1, got 0");
-}
-
-TEST(AbortEndsAnExchange) {
-  const HaloGrid grid{{Dimension({4, 4}, 1, 1, Boundary::kPeriodic, Boundary::kPeriodic)}, 0, true};
-  const auto hub = std::make_shared<comm::LoopbackHub>(2);
-  const auto transport = hub->MakeTransport(0);  // rank 1 never comes
-  const HaloPlan plan(grid, Everybody(2), 0);
-  Values array(6);
-  auto work = plan.Exchange(*transport, kTag, {{}}, {array.data()});
-  const Status late = Wait(*work, *transport, 5 * kMillisecond, "halo exchange");
-  CHECK_EQ(KindName(late.kind()), KindName(Kind::kTimeout));
-  transport->Abort({Kind::kPeerLost, "rank 1 is lost"});
-  CHECK(work->Poll());
-  CHECK_EQ(work->status().ToString(), Status(Kind::kPeerLost, "rank 1 is lost").ToString());
+  CHECK_ERROR(HaloPlan(empty, 0), Kind::kInvalidArgument, "expected 1 or more");
+  testing::RunChannels(1, 0, [&](testing::ChannelRank ranks) {
+    CHECK_ERROR(diff::HaloExchange(HaloPlan(grid, 0), ranks.channel, {{}}, false),
+                Kind::kInvalidArgument, "ranks of the grid: expected 1, got 2");
+    const HaloPlan plan({{Dimension({2}, 1, 1, constant, constant)}, 0, true}, 0);
+    CHECK_ERROR(diff::HaloExchange(plan, ranks.channel, {{DType::kInt32, 1, 1}}, false),
+                Kind::kInvalidArgument, "expected a floating one, got int32");
+    CHECK_ERROR(diff::HaloExchange(plan, ranks.channel, {{}}, false).Start({}),
+                Kind::kInvalidArgument, "arrays: expected 1, got 0");
+  });
 }
 
 int main(int argc, char** argv) { return testing::Main(argc, argv); }

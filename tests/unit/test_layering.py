@@ -26,7 +26,7 @@ NATIVE = {
     "comm/nccl": _INTERFACES,
     "engine": {"base", "core", "reduce", "comm"},
     "diff": _INTERFACES,
-    "sparse": _INTERFACES,
+    "sparse": _INTERFACES | {"diff"},
     "pde": {"base", "comm", "diff"},
 }
 # The one place that knows the concrete transports and communicators.

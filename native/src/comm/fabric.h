@@ -22,6 +22,8 @@ class Fabric {
   // fabric has no messages of its own.
   virtual std::unique_ptr<Transport> MakeTransport(Traffic traffic) = 0;
   virtual std::string Describe() const = 0;
+  // See World.
+  virtual std::string MakeMpiCommunicator(const std::vector<int>& /*members*/) { return {}; }
   // Collective; frees what the fabric made (MPI_Finalize if it initialised MPI). Transports are
   // destroyed before.
   virtual void Close() = 0;
@@ -40,6 +42,7 @@ struct LauncherInfo {
 };
 LauncherInfo FindLauncher();  // comm/mpi/
 bool MpiIsInitialized();      // comm/mpi/: some MPI library of this process is initialised
+bool MpiIsOver();             // comm/mpi/: finalised, or given up after an engine error
 int InitializedMpiSize();     // comm/mpi/: of its MPI_COMM_WORLD; 0: none is initialised
 int LocalLauncherSize();      // comm/local/: ranks that were started without MPI; 0: not said
 

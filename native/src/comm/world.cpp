@@ -83,6 +83,9 @@ class WorldImpl final : public World {
   std::unique_ptr<Communicator> MakeDiff(const std::vector<int>& members, int context) override {
     return MakeForTensors(diff(), members, context);
   }
+  std::string MakeMpiCommunicator(const std::vector<int>& members) override {
+    return fabric_->MakeMpiCommunicator(members);
+  }
   std::optional<Status> CheckPeers() override;
   int64_t network_nbytes() const override {
     return transports_[1]->far_sent_nbytes() + transports_[3]->far_sent_nbytes();

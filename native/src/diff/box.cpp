@@ -19,7 +19,7 @@ struct Runs {
   int64_t length;
 };
 
-Runs RunsOf(const FieldType& type, const Shape& shape, const Box& box) {
+Runs RunsOf(const FieldType& type, const GridShape& shape, const Box& box) {
   const int64_t stride1 = shape[2] * type.inner, stride0 = shape[1] * stride1;
   Runs runs{shape[0] * stride0,
             box.begin[0] * stride0 + box.begin[1] * stride1 + box.begin[2] * type.inner,
@@ -35,7 +35,7 @@ Runs RunsOf(const FieldType& type, const Shape& shape, const Box& box) {
 
 // each(element of the array, element of the packed box, elements)
 template <class Each>
-void ForEachRun(const FieldType& type, const Shape& shape, const Box& box, const Each& each) {
+void ForEachRun(const FieldType& type, const GridShape& shape, const Box& box, const Each& each) {
   if (box.points() == 0 || type.inner == 0) return;
   const Runs runs = RunsOf(type, shape, box);
   int64_t packed = 0;
@@ -107,7 +107,7 @@ void ForFloating(DType dtype, const Body& body) {
 
 // each(run of from, run of to, elements) in one array
 template <class Each>
-void ForEachPair(const FieldType& type, const Shape& shape, const Box& from, const Box& to,
+void ForEachPair(const FieldType& type, const GridShape& shape, const Box& from, const Box& to,
                  const Each& each) {
   if (from.points() == 0 || type.inner == 0) return;
   const Runs source = RunsOf(type, shape, from);
@@ -118,7 +118,7 @@ void ForEachPair(const FieldType& type, const Shape& shape, const Box& from, con
 
 }  // namespace
 
-void Pack(const FieldType& type, const Shape& shape, const Box& box, const void* array,
+void Pack(const FieldType& type, const GridShape& shape, const Box& box, const void* array,
           void* packed) {
   ForSize(type.dtype, [&](auto t) {
     using T = decltype(t);
@@ -128,7 +128,7 @@ void Pack(const FieldType& type, const Shape& shape, const Box& box, const void*
   });
 }
 
-void Unpack(const FieldType& type, const Shape& shape, const Box& box, const void* packed,
+void Unpack(const FieldType& type, const GridShape& shape, const Box& box, const void* packed,
             void* array) {
   ForSize(type.dtype, [&](auto t) {
     using T = decltype(t);
@@ -138,7 +138,7 @@ void Unpack(const FieldType& type, const Shape& shape, const Box& box, const voi
   });
 }
 
-void UnpackAdd(const FieldType& type, const Shape& shape, const Box& box, const void* packed,
+void UnpackAdd(const FieldType& type, const GridShape& shape, const Box& box, const void* packed,
                void* array) {
   ForFloating(type.dtype, [&](auto t) {
     using T = decltype(t);
@@ -148,7 +148,7 @@ void UnpackAdd(const FieldType& type, const Shape& shape, const Box& box, const 
   });
 }
 
-void CopyBox(const FieldType& type, const Shape& shape, const Box& from, const Box& to,
+void CopyBox(const FieldType& type, const GridShape& shape, const Box& from, const Box& to,
              void* array) {
   ForSize(type.dtype, [&](auto t) {
     using T = decltype(t);
@@ -159,7 +159,7 @@ void CopyBox(const FieldType& type, const Shape& shape, const Box& from, const B
   });
 }
 
-void AddBox(const FieldType& type, const Shape& shape, const Box& from, const Box& to,
+void AddBox(const FieldType& type, const GridShape& shape, const Box& from, const Box& to,
             void* array) {
   ForFloating(type.dtype, [&](auto t) {
     using T = decltype(t);
@@ -170,7 +170,8 @@ void AddBox(const FieldType& type, const Shape& shape, const Box& from, const Bo
   });
 }
 
-void FillBox(const FieldType& type, const Shape& shape, const Box& box, double value, void* array) {
+void FillBox(const FieldType& type, const GridShape& shape, const Box& box, double value,
+             void* array) {
   ForSize(type.dtype, [&](auto t) {
     using T = decltype(t);
     T element{};

@@ -9,12 +9,12 @@
 namespace gradred::diff {
 
 constexpr int kDims = 3;  // arrays of fewer dimensions have leading ones of size 1
-using Shape = std::array<int64_t, kDims>;
+using GridShape = std::array<int64_t, kDims>;
 
-inline int64_t Points(const Shape& shape) { return shape[0] * shape[1] * shape[2]; }
+inline int64_t Points(const GridShape& shape) { return shape[0] * shape[1] * shape[2]; }
 
 struct Box {
-  Shape begin{}, extent{};
+  GridShape begin{}, extent{};
   int64_t points() const { return Points(extent); }
 };
 
@@ -28,18 +28,20 @@ struct FieldType {
 
 // The points of `box` in the array of `shape` at `array`, all of `outer`, in row-major order to or
 // from `packed`.
-void Pack(const FieldType& type, const Shape& shape, const Box& box, const void* array,
+void Pack(const FieldType& type, const GridShape& shape, const Box& box, const void* array,
           void* packed);
-void Unpack(const FieldType& type, const Shape& shape, const Box& box, const void* packed,
+void Unpack(const FieldType& type, const GridShape& shape, const Box& box, const void* packed,
             void* array);
 // array += packed; halves are added in float32 and rounded. `type.dtype` is floating.
-void UnpackAdd(const FieldType& type, const Shape& shape, const Box& box, const void* packed,
+void UnpackAdd(const FieldType& type, const GridShape& shape, const Box& box, const void* packed,
                void* array);
 // `to` = or += `from`, boxes of one extent that do not overlap, in the same array.
-void CopyBox(const FieldType& type, const Shape& shape, const Box& from, const Box& to,
+void CopyBox(const FieldType& type, const GridShape& shape, const Box& from, const Box& to,
              void* array);
-void AddBox(const FieldType& type, const Shape& shape, const Box& from, const Box& to, void* array);
+void AddBox(const FieldType& type, const GridShape& shape, const Box& from, const Box& to,
+            void* array);
 // Every element of the box = value, rounded to the dtype.
-void FillBox(const FieldType& type, const Shape& shape, const Box& box, double value, void* array);
+void FillBox(const FieldType& type, const GridShape& shape, const Box& box, double value,
+             void* array);
 
 }  // namespace gradred::diff

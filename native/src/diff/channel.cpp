@@ -28,7 +28,8 @@ std::string Seconds(Nanos duration) { return std::to_string(duration / kSecond) 
 
 Channel::Channel(comm::World& world, std::shared_ptr<Traffic> traffic, int id, std::string name,
                  std::vector<int> members, const Limits& limits)
-    : traffic_(std::move(traffic)),
+    : world_(world),
+      traffic_(std::move(traffic)),
       id_(id),
       name_(std::move(name)),
       members_(std::move(members)),
@@ -72,6 +73,11 @@ void* Channel::Scratch(int64_t nbytes) {
 }
 
 double Channel::average_residual() const { return communicator_->average_residual(); }
+
+const std::string& Channel::MpiCommunicator() {
+  if (!mpi_communicator_.has_value()) mpi_communicator_ = world_.MakeMpiCommunicator(members_);
+  return *mpi_communicator_;
+}
 
 void Channel::AllReduce(comm::LayoutPtr layout, comm::CargoPtr cargo) {
   Finish([&] { return communicator_->AllReduceCargo(std::move(layout), std::move(cargo)); });
@@ -132,16 +138,6 @@ void Channel::WaitForMessages() {
     throw Error(status.kind(), what_ + ": " + status.message());
   }
   messages_.clear();
-}
-
-void Channel::Run(const std::function<comm::WorkPtr(comm::Transport&, comm::Tag)>& start) {
-  comm::Tag tag = MessagesOf(id_);
-  ++tag.sequence;
-  Finish([&] { return start(traffic_->transport(), tag); });
-}
-
-void Channel::Run(const std::function<comm::WorkPtr(comm::Communicator&)>& start) {
-  Finish([&] { return start(*communicator_); });
 }
 
 void Channel::Finish(const std::function<comm::WorkPtr()>& start) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,18 +54,15 @@ class Channel {
   // Until all that were started have finished.
   void WaitForMessages();
 
-  // --- Works ---
-  // Runs what `start` makes to its end: over the transport, whose peers are members(), with this
-  // tag or one of a later sequence; or over the context's communicator.
-  void Run(const std::function<comm::WorkPtr(comm::Transport&, comm::Tag)>& start);
-  void Run(const std::function<comm::WorkPtr(comm::Communicator&)>& start);
-
   // Until the operation's end; aligned to 64 bytes, any contents. Throws kUnsupported when there is
   // no memory.
   void* Scratch(int64_t nbytes);
 
   // Multiplies a sum of kAverage: see Communicator::average_residual.
   double average_residual() const;
+
+  // See comm::World; made by the first call, of an operation that all ranks run.
+  const std::string& MpiCommunicator();
 
   // --- For the context ---
   // `what`: the operation, for messages. `place`: its number among the collective ones; -1: it is
@@ -82,6 +80,7 @@ class Channel {
   [[noreturn]] void TimeOut(Nanos waited, const std::string& why);
   std::string Who() const;
 
+  comm::World& world_;
   const std::shared_ptr<Traffic> traffic_;
   const int id_;
   const std::string name_;
@@ -91,6 +90,7 @@ class Channel {
   std::unique_ptr<comm::Communicator> communicator_;
   std::vector<comm::WorkPtr> messages_;
   std::vector<comm::SegmentPtr> scratch_;
+  std::optional<std::string> mpi_communicator_;
   std::string what_;
   int64_t place_ = -1;
   bool agreed_ = false;

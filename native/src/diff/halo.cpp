@@ -4,8 +4,6 @@
 #include <cstring>
 
 #include "base/status.h"
-#include "comm/peer_messages.h"
-#include "comm/stepped_work.h"
 
 namespace gradred::diff {
 namespace {
@@ -104,23 +102,19 @@ int HaloGrid::ranks() const {
   return static_cast<int>(ranks);
 }
 
-HaloPlan::HaloPlan(HaloGrid grid, std::vector<int> members, int rank)
-    : grid_(std::move(grid)), members_(std::move(members)) {
-  const int given = static_cast<int>(grid_.dimensions.size());
-  Require(given >= 1 && given <= kDims, "dimensions", "1 to 3", std::to_string(given));
-  const int size = static_cast<int>(members_.size());
-  Require(grid_.ranks() == size, "ranks of the grid", std::to_string(size),
-          std::to_string(grid_.ranks()));
-  Require(rank >= 0 && rank < size, "rank", "less than " + std::to_string(size),
+HaloPlan::HaloPlan(HaloGrid grid, int rank)
+    : grid_(std::move(grid)), rank_(rank), dimensions_(static_cast<int>(grid_.dimensions.size())) {
+  Require(dimensions_ >= 1 && dimensions_ <= kDims, "dimensions", "1 to 3",
+          std::to_string(dimensions_));
+  for (int d = 0; d < dimensions_; ++d) CheckDimension(grid_.dimensions[d], d);
+  Require(rank >= 0 && rank < ranks(), "rank", "less than " + std::to_string(ranks()),
           std::to_string(rank));
-  for (int d = 0; d < given; ++d) CheckDimension(grid_.dimensions[d], d);
-  grid_.dimensions.insert(grid_.dimensions.begin(), kDims - given, {{1}, {0, 0}, {}});
+  grid_.dimensions.insert(grid_.dimensions.begin(), kDims - dimensions_, {{1}, {0, 0}, {}});
 
   for (int d = kDims - 1, rest = rank; d >= 0; --d) {
     const HaloGrid::Dimension& dimension = grid_.dimensions[d];
-    const int ranks = static_cast<int>(dimension.blocks.size());
-    coordinates_[d] = rest % ranks;
-    rest /= ranks;
+    coordinates_[d] = rest % ranks_along(d);
+    rest /= ranks_along(d);
     interior_.begin[d] = dimension.widths[0];
     interior_.extent[d] = dimension.blocks[coordinates_[d]];
     padded_[d] = dimension.widths[0] + interior_.extent[d] + dimension.widths[1];
@@ -131,12 +125,6 @@ HaloPlan::HaloPlan(HaloGrid grid, std::vector<int> members, int rank)
     if (grid_.corners || rounds_.empty()) rounds_.emplace_back();
     AddDimension(d, &rounds_.back());
   }
-}
-
-int HaloPlan::place() const {
-  int place = 0;
-  for (int d = 0; d < kDims; ++d) place = place * ranks_along(d) + coordinates_[d];
-  return place;
 }
 
 // See Note [Corners].
@@ -151,8 +139,7 @@ Box HaloPlan::Slab(int d, int64_t begin, int64_t layers) const {
   return box;
 }
 
-void HaloPlan::AddRoute(Round* round, int place, const Box* sent, const Box* received) const {
-  const int peer = members_[place];
+void HaloPlan::AddRoute(Round* round, int peer, const Box* sent, const Box* received) const {
   auto route = std::find_if(round->routes.begin(), round->routes.end(),
                             [&](const Route& r) { return r.peer == peer; });
   if (route == round->routes.end()) {
@@ -172,18 +159,23 @@ void HaloPlan::AddDimension(int d, Round* round) {
   const bool has_lower = periodic || c > 0, has_upper = periodic || c < ranks - 1;
   int stride = 1;
   for (int e = d + 1; e < kDims; ++e) stride *= ranks_along(e);
-  const int lower = place() + ((c + ranks - 1) % ranks - c) * stride;
-  const int upper = place() + ((c + 1) % ranks - c) * stride;
+  const int lower = rank_ + ((c + ranks - 1) % ranks - c) * stride;
+  const int upper = rank_ + ((c + 1) % ranks - c) * stride;
 
-  // Upward before downward, on all ranks: both may be with the same peer.
   const Box top = Slab(d, end - low, low), bottom = Slab(d, begin, high);
   const Box below = Slab(d, 0, low), above = Slab(d, end, high);
-  if (low > 0 && has_upper) AddRoute(round, upper, &top, nullptr);
-  if (low > 0 && has_lower) AddRoute(round, lower, nullptr, &below);
-  if (high > 0 && has_lower) AddRoute(round, lower, &bottom, nullptr);
-  if (high > 0 && has_upper) AddRoute(round, upper, nullptr, &above);
-  if (!has_lower) AddEdge(d, 0, round);
-  if (!has_upper) AddEdge(d, 1, round);
+  if (periodic && ranks == 1) {
+    if (low > 0) round->mirrors.push_back({top, below});
+    if (high > 0) round->mirrors.push_back({bottom, above});
+  } else {
+    // Upward before downward, on all ranks: both may be with the same peer.
+    if (low > 0 && has_upper) AddRoute(round, upper, &top, nullptr);
+    if (low > 0 && has_lower) AddRoute(round, lower, nullptr, &below);
+    if (high > 0 && has_lower) AddRoute(round, lower, &bottom, nullptr);
+    if (high > 0 && has_upper) AddRoute(round, upper, nullptr, &above);
+    if (!has_lower) AddEdge(d, 0, round);
+    if (!has_upper) AddEdge(d, 1, round);
+  }
 
   for (int e = 0; e < d && !grid_.corners; ++e) {
     for (Box both : GhostsOf(e)) {
@@ -224,11 +216,10 @@ std::array<Box, 2> HaloPlan::GhostsOf(int d) const {
 
 HaloTraffic HaloPlan::Traffic(const std::vector<FieldType>& fields, bool adjoint) const {
   HaloTraffic traffic;
-  const int own = members_[place()];
   for (const Round& round : rounds_) {
     for (const Route& route : round.routes) {
       const int64_t nbytes = MessageNbytes(fields, adjoint ? route.received : route.sent);
-      if (route.peer == own || nbytes == 0) continue;
+      if (nbytes == 0) continue;
       traffic.peers.push_back(route.peer);
       traffic.nbytes += nbytes;
     }
@@ -236,153 +227,129 @@ HaloTraffic HaloPlan::Traffic(const std::vector<FieldType>& fields, bool adjoint
   return traffic;
 }
 
-// Both directions, in place.
-class HaloWork : public comm::SteppedWork {
- public:
-  HaloWork(const HaloPlan& plan, comm::Transport& transport, comm::Tag tag,
-           std::vector<FieldType> fields, std::vector<void*> arrays, bool adjoint)
-      : plan_(plan),
-        transport_(transport),
-        tag_(tag),
-        fields_(std::move(fields)),
-        arrays_(std::move(arrays)),
-        adjoint_(adjoint) {
-    Next([this] { Begin(0); });
-  }
+void HaloPlan::ToPadded(const FieldType& field, const void* interior, void* padded) const {
+  Unpack(field, padded_, interior_, interior, padded);
+}
 
-  // The arrays lie in `scratch`; at the end their interior goes to `out`.
-  void TakeOut(std::vector<comm::BufferPool::Buffer> scratch, std::vector<void*> out) {
-    scratch_ = std::move(scratch);
-    out_ = std::move(out);
-  }
+void HaloPlan::ToInterior(const FieldType& field, const void* padded, void* interior) const {
+  Pack(field, padded_, interior_, padded, interior);
+}
 
- private:
-  void Begin(size_t step) {
-    const auto& rounds = plan_.rounds_;
-    if (step == rounds.size()) return Finish();
-    const HaloPlan::Round& round = rounds[adjoint_ ? rounds.size() - 1 - step : step];
-    messages_ = std::make_shared<comm::PeerMessages>(transport_, tag_, plan_.pool_);
-    for (const HaloPlan::Route& route : round.routes) {
-      const std::vector<Box>& sent = adjoint_ ? route.received : route.sent;
-      const std::vector<Box>& received = adjoint_ ? route.sent : route.received;
-      const int number = messages_->Add(route.peer, MessageNbytes(fields_, sent),
-                                        MessageNbytes(fields_, received));
-      ForEachRunOf(fields_, sent, messages_->sent(number), [&](size_t f, const Box& box, char* at) {
-        Pack(fields_[f], plan_.padded_, box, arrays_[f], at);
-      });
-    }
-    messages_->Start();
-    Await(messages_);
-    Next([this, step, &round] {
-      End(round);
-      Begin(step + 1);
-    });
-  }
-
-  void End(const HaloPlan::Round& round) {
-    const Shape& shape = plan_.padded_;
-    for (size_t f = 0; f < fields_.size(); ++f) {
-      for (const HaloPlan::Mirror& mirror : round.mirrors) {
-        if (adjoint_)
-          AddBox(fields_[f], shape, mirror.ghost, mirror.layer, arrays_[f]);
-        else
-          CopyBox(fields_[f], shape, mirror.layer, mirror.ghost, arrays_[f]);
-      }
-      for (const Box& box : round.constants) {
-        if (!adjoint_) FillBox(fields_[f], shape, box, plan_.grid_.constant, arrays_[f]);
-      }
-    }
-    // Only now, in the order of routes: sums must not depend on which message came first.
-    for (size_t i = 0; i < round.routes.size(); ++i) {
-      const HaloPlan::Route& route = round.routes[i];
-      ForEachRunOf(fields_, adjoint_ ? route.sent : route.received,
-                   messages_->received(static_cast<int>(i)),
-                   [&](size_t f, const Box& box, const char* at) {
-                     (adjoint_ ? UnpackAdd : Unpack)(fields_[f], shape, box, at, arrays_[f]);
-                   });
-    }
-    messages_.reset();
-  }
-
-  void Finish() {
-    for (size_t f = 0; f < fields_.size(); ++f) {
-      if (!out_.empty()) {
-        Pack(fields_[f], plan_.padded_, plan_.interior_, arrays_[f], out_[f]);
-      } else if (adjoint_) {
-        for (int d = 0; d < kDims; ++d) {
-          for (const Box& box : plan_.GhostsOf(d))
-            FillBox(fields_[f], plan_.padded_, box, 0, arrays_[f]);
-        }
-      } else {
-        for (const Box& box : plan_.zeros_) FillBox(fields_[f], plan_.padded_, box, 0, arrays_[f]);
-      }
-    }
-    scratch_.clear();
-  }
-
-  const HaloPlan& plan_;
-  comm::Transport& transport_;
-  const comm::Tag tag_;
-  const std::vector<FieldType> fields_;
-  const std::vector<void*> arrays_;
-  const bool adjoint_;
-  std::vector<comm::BufferPool::Buffer> scratch_;
-  std::vector<void*> out_;
-  std::shared_ptr<comm::PeerMessages> messages_;
-};
-
-void HaloPlan::Check(const std::vector<FieldType>& fields, size_t arrays) const {
-  Require(fields.size() == arrays, "arrays", std::to_string(fields.size()), std::to_string(arrays));
-  for (const FieldType& field : fields)
+HaloExchange::HaloExchange(const HaloPlan& plan, Channel& channel, std::vector<FieldType> fields,
+                           bool adjoint)
+    : plan_(plan), channel_(channel), fields_(std::move(fields)), adjoint_(adjoint) {
+  Require(plan.ranks() == channel.size(), "ranks of the grid", std::to_string(channel.size()),
+          std::to_string(plan.ranks()));
+  for (const FieldType& field : fields_)
     Require(IsFloating(field.dtype), "dtype of a field", "a floating one", DTypeName(field.dtype));
+  int64_t most_sent = 0, most_received = 0;
+  for (const HaloPlan::Round& round : plan.rounds_) {
+    int64_t sent = 0, received = 0;
+    for (const HaloPlan::Route& route : round.routes) {
+      sent += MessageNbytes(fields_, adjoint ? route.received : route.sent);
+      received += MessageNbytes(fields_, adjoint ? route.sent : route.received);
+    }
+    most_sent = std::max(most_sent, sent);
+    most_received = std::max(most_received, received);
+  }
+  if (most_sent > 0) sent_ = static_cast<char*>(channel.Scratch(most_sent));
+  if (most_received > 0) received_ = static_cast<char*>(channel.Scratch(most_received));
 }
 
-comm::WorkPtr HaloPlan::Exchange(comm::Transport& transport, comm::Tag tag,
-                                 std::vector<FieldType> fields, std::vector<void*> arrays) const {
-  Check(fields, arrays.size());
-  auto work = std::make_unique<HaloWork>(*this, transport, tag, std::move(fields),
-                                         std::move(arrays), false);
-  work->Poll();  // what can go out goes out now
-  return work;
+const HaloPlan::Round& HaloExchange::round(size_t step) const {
+  const auto& rounds = plan_.rounds_;
+  return rounds[adjoint_ ? rounds.size() - 1 - step : step];
 }
 
-comm::WorkPtr HaloPlan::ExchangeAdjoint(comm::Transport& transport, comm::Tag tag,
-                                        std::vector<FieldType> fields,
-                                        std::vector<void*> arrays) const {
-  Check(fields, arrays.size());
-  auto work =
-      std::make_unique<HaloWork>(*this, transport, tag, std::move(fields), std::move(arrays), true);
-  work->Poll();
-  return work;
+void HaloExchange::Start(std::vector<void*> arrays) {
+  Require(arrays.size() == fields_.size(), "arrays", std::to_string(fields_.size()),
+          std::to_string(arrays.size()));
+  arrays_ = std::move(arrays);
+  if (!plan_.rounds_.empty()) Begin(round(0));
 }
 
-comm::WorkPtr HaloPlan::Forward(comm::Transport& transport, comm::Tag tag,
-                                std::vector<FieldType> fields, std::vector<const void*> in,
-                                std::vector<void*> out) const {
-  Check(fields, in.size());
-  Check(fields, out.size());
-  for (size_t f = 0; f < fields.size(); ++f) Unpack(fields[f], padded_, interior_, in[f], out[f]);
-  return Exchange(transport, tag, std::move(fields), std::move(out));
+void HaloExchange::Finish() {
+  for (size_t step = 0; step < plan_.rounds_.size(); ++step) {
+    if (step > 0) Begin(round(step));
+    End(round(step));
+  }
+  const auto clear = [this](const Box& box) {
+    for (size_t f = 0; f < fields_.size(); ++f)
+      FillBox(fields_[f], plan_.padded_, box, 0, arrays_[f]);
+  };
+  if (adjoint_) {
+    for (int d = 0; d < kDims; ++d)
+      for (const Box& box : plan_.GhostsOf(d)) clear(box);
+  } else {
+    for (const Box& box : plan_.zeros_) clear(box);
+  }
 }
 
-comm::WorkPtr HaloPlan::Adjoint(comm::Transport& transport, comm::Tag tag,
-                                std::vector<FieldType> fields, std::vector<const void*> in,
-                                std::vector<void*> out) const {
-  Check(fields, in.size());
-  Check(fields, out.size());
-  std::vector<comm::BufferPool::Buffer> scratch;
+void HaloExchange::Begin(const HaloPlan::Round& round) {
+  char* sent = sent_;
+  char* received = received_;
+  for (const HaloPlan::Route& route : round.routes) {
+    const std::vector<Box>& in = adjoint_ ? route.sent : route.received;
+    const int64_t nbytes = MessageNbytes(fields_, in);
+    if (nbytes > 0) channel_.Recv(route.peer, received, nbytes);
+    received += nbytes;
+  }
+  for (const HaloPlan::Route& route : round.routes) {
+    const std::vector<Box>& out = adjoint_ ? route.received : route.sent;
+    const int64_t nbytes = MessageNbytes(fields_, out);
+    ForEachRunOf(fields_, out, sent, [&](size_t f, const Box& box, char* at) {
+      Pack(fields_[f], plan_.padded_, box, arrays_[f], at);
+    });
+    if (nbytes > 0) channel_.Send(route.peer, sent, nbytes);
+    sent += nbytes;
+  }
+}
+
+void HaloExchange::End(const HaloPlan::Round& round) {
+  const GridShape& shape = plan_.padded_;
+  for (size_t f = 0; f < fields_.size(); ++f) {
+    for (const HaloPlan::Mirror& mirror : round.mirrors) {
+      if (adjoint_)
+        AddBox(fields_[f], shape, mirror.ghosts, mirror.layers, arrays_[f]);
+      else
+        CopyBox(fields_[f], shape, mirror.layers, mirror.ghosts, arrays_[f]);
+    }
+    for (const Box& box : round.constants) {
+      if (!adjoint_) FillBox(fields_[f], shape, box, plan_.grid_.constant, arrays_[f]);
+    }
+  }
+  channel_.WaitForMessages();
+  // In the order of routes: sums must not depend on which message came first.
+  const char* received = received_;
+  for (const HaloPlan::Route& route : round.routes) {
+    const std::vector<Box>& in = adjoint_ ? route.sent : route.received;
+    ForEachRunOf(fields_, in, received, [&](size_t f, const Box& box, const char* at) {
+      (adjoint_ ? UnpackAdd : Unpack)(fields_[f], shape, box, at, arrays_[f]);
+    });
+    received += MessageNbytes(fields_, in);
+  }
+}
+
+void HaloForward(const HaloPlan& plan, Channel& channel, const std::vector<FieldType>& fields,
+                 const std::vector<const void*>& in, const std::vector<void*>& out) {
+  HaloExchange exchange(plan, channel, fields, false);
+  for (size_t f = 0; f < fields.size(); ++f) plan.ToPadded(fields[f], in[f], out[f]);
+  exchange.Start(out);
+  exchange.Finish();
+}
+
+void HaloAdjoint(const HaloPlan& plan, Channel& channel, const std::vector<FieldType>& fields,
+                 const std::vector<const void*>& in, const std::vector<void*>& out) {
+  HaloExchange exchange(plan, channel, fields, true);
   std::vector<void*> arrays;
   for (size_t f = 0; f < fields.size(); ++f) {
-    const int64_t nbytes = fields[f].nbytes(Points(padded_));
-    scratch.push_back(comm::BufferPool::Take(pool_, nbytes));
-    arrays.push_back(scratch.back().data());
-    if (nbytes > 0) std::memcpy(arrays.back(), in[f], nbytes);
+    const int64_t nbytes = fields[f].nbytes(Points(plan.padded()));
+    arrays.push_back(channel.Scratch(nbytes));
+    if (nbytes > 0) std::memcpy(arrays[f], in[f], nbytes);
   }
-  auto work =
-      std::make_unique<HaloWork>(*this, transport, tag, std::move(fields), std::move(arrays), true);
-  work->TakeOut(std::move(scratch), std::move(out));
-  work->Poll();
-  return work;
+  exchange.Start(arrays);
+  exchange.Finish();
+  for (size_t f = 0; f < fields.size(); ++f) plan.ToInterior(fields[f], arrays[f], out[f]);
 }
 
 }  // namespace gradred::diff

@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/buffer_pool.h"
-#include "comm/transport.h"
 #include "diff/box.h"
+#include "diff/channel.h"
 
 namespace gradred::diff {
 
@@ -42,9 +41,9 @@ struct HaloGrid {
   int ranks() const;
 };
 
-// What one exchange sends from this rank, the messages to itself left out.
+// What one exchange sends from this rank.
 struct HaloTraffic {
-  std::vector<int> peers;  // ranks of the transport, one a message
+  std::vector<int> peers;  // one a message
   int64_t nbytes = 0;
 };
 
@@ -55,68 +54,94 @@ struct HaloTraffic {
 // dimensions backward: what was received last goes back first, and its corners land in ghost layers
 // that go back in turn.
 
-// The exchange is an affine map of the interior; its adjoint is that of the linear part. Local
-// calls: nothing is sent before a Work is made. Used by one thread; outlives its works.
+// The exchange is an affine map of the interior; its adjoint is that of the linear part. Immutable.
 class HaloPlan {
  public:
-  // `members[r]`: rank of the transport at place r of the grid. `rank`: the caller's place. Throws
-  // kInvalidArgument, alike on all ranks, for a grid that does not fit the members and for widths
-  // beyond what the blocks can give.
-  HaloPlan(HaloGrid grid, std::vector<int> members, int rank);
+  // `rank`: the caller's place in the grid, and its rank in the context. Throws kInvalidArgument,
+  // alike on all ranks, for widths beyond what the blocks can give.
+  HaloPlan(HaloGrid grid, int rank);
 
-  const Shape& interior() const { return interior_.extent; }  // of this rank's block
-  const Shape& padded() const { return padded_; }             // with ghost layers
+  int rank() const { return rank_; }
+  int ranks() const { return grid_.ranks(); }
+  int dimensions() const { return dimensions_; }
+  const GridShape& interior() const { return interior_.extent; }  // of this rank's block
+  const GridShape& padded() const { return padded_; }             // with ghost layers
   HaloTraffic Traffic(const std::vector<FieldType>& fields, bool adjoint) const;
 
-  // In place: arrays of padded shape, one a field, all fields to a neighbour in one message.
-  // Forward sets the ghost layers. The adjoint adds them to the border layers that they came from,
-  // here and on the neighbours, and sets them to zero. Sums of halves are rounded after each
-  // dimension. Collective; `tag`: see PeerMessages.
-  comm::WorkPtr Exchange(comm::Transport& transport, comm::Tag tag, std::vector<FieldType> fields,
-                         std::vector<void*> arrays) const;
-  comm::WorkPtr ExchangeAdjoint(comm::Transport& transport, comm::Tag tag,
-                                std::vector<FieldType> fields, std::vector<void*> arrays) const;
-
-  // From arrays of the interior to padded ones, and from padded cotangents to those of the
-  // interior.
-  comm::WorkPtr Forward(comm::Transport& transport, comm::Tag tag, std::vector<FieldType> fields,
-                        std::vector<const void*> in, std::vector<void*> out) const;
-  comm::WorkPtr Adjoint(comm::Transport& transport, comm::Tag tag, std::vector<FieldType> fields,
-                        std::vector<const void*> in, std::vector<void*> out) const;
+  // Between an array of the interior and the interior of a padded one.
+  void ToPadded(const FieldType& field, const void* interior, void* padded) const;
+  void ToInterior(const FieldType& field, const void* padded, void* interior) const;
 
  private:
-  friend class HaloWork;
+  friend class HaloExchange;
   // Boxes are of the padded array. The k-th sent box becomes the k-th received one of the peer.
   struct Route {
     int peer;
     std::vector<Box> sent, received;
   };
   struct Mirror {
-    Box layer, ghost;
+    Box layers, ghosts;
   };
   struct Round {
     std::vector<Route> routes;
-    std::vector<Mirror> mirrors;
+    std::vector<Mirror> mirrors;  // within the block
     std::vector<Box> constants;
   };
 
   int ranks_along(int d) const { return static_cast<int>(grid_.dimensions[d].blocks.size()); }
-  int place() const;  // in the grid
   void AddDimension(int d, Round* round);
   void AddEdge(int d, int side, Round* round) const;
-  void AddRoute(Round* round, int place, const Box* sent, const Box* received) const;
+  void AddRoute(Round* round, int peer, const Box* sent, const Box* received) const;
   Box Slab(int d, int64_t begin, int64_t layers) const;
   std::array<Box, 2> GhostsOf(int d) const;
-  void Check(const std::vector<FieldType>& fields, size_t arrays) const;
 
   HaloGrid grid_;
-  const std::vector<int> members_;
+  const int rank_;
+  int dimensions_ = 0;
   std::array<int, kDims> coordinates_{};
-  Shape padded_{};
+  GridShape padded_{};
   Box interior_;
   std::vector<Round> rounds_;
   std::vector<Box> zeros_;  // corners, where they are not exchanged
-  std::shared_ptr<comm::BufferPool> pool_ = std::make_shared<comm::BufferPool>();
 };
+
+// From integers: rank, corners, bits of the constant, dimensions; of each dimension its widths and
+// boundaries, below and above, the number of its blocks and their layers.
+HaloPlan ReadHaloPlan(const std::vector<int64_t>& params);
+
+// The exchanges of one operation, in place on arrays of padded shape, all fields to a neighbour in
+// one message. Forward sets the ghost layers. The adjoint adds them to the border layers that they
+// came from, here and on the neighbours, and sets them to zero; sums of halves are rounded after
+// each dimension. Used any number of times; collective. Plan and channel outlive it.
+class HaloExchange {
+ public:
+  // Takes its scratch memory from the channel. Throws kInvalidArgument for a dtype that is not
+  // floating, and for a grid that is not of the channel's ranks.
+  HaloExchange(const HaloPlan& plan, Channel& channel, std::vector<FieldType> fields, bool adjoint);
+
+  // Between the two calls the layers that are sent, as deep as the widths, and the ghost layers
+  // must not change; the rest of the block may.
+  void Start(std::vector<void*> arrays);
+  void Finish();
+
+ private:
+  void Begin(const HaloPlan::Round& round);
+  void End(const HaloPlan::Round& round);
+  const HaloPlan::Round& round(size_t step) const;
+
+  const HaloPlan& plan_;
+  Channel& channel_;
+  const std::vector<FieldType> fields_;
+  const bool adjoint_;
+  char* sent_ = nullptr;
+  char* received_ = nullptr;
+  std::vector<void*> arrays_;
+};
+
+// From arrays of the interior to padded ones, and from padded cotangents to those of the interior.
+void HaloForward(const HaloPlan& plan, Channel& channel, const std::vector<FieldType>& fields,
+                 const std::vector<const void*>& in, const std::vector<void*>& out);
+void HaloAdjoint(const HaloPlan& plan, Channel& channel, const std::vector<FieldType>& fields,
+                 const std::vector<const void*>& in, const std::vector<void*>& out);
 
 }  // namespace gradred::diff

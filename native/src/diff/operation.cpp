@@ -36,6 +36,8 @@ const std::map<std::string, MakeOperation>& Operations() {
       {"broadcast", &MakeBroadcast},
       {"check_replicated", &MakeCheckReplicated},
       {"gather", &MakeGather},
+      {"halo", &MakeHalo},
+      {"halo_adjoint", &MakeHaloAdjoint},
       {"psum", &MakeAllReduce},
       {"recv", &MakeRecv},
       {"reduce", &MakeReduce},

@@ -105,6 +105,8 @@ std::unique_ptr<Operation> MakeGather(const Params& params);   // root
 std::unique_ptr<Operation> MakeScatter(const Params& params);  // root
 std::unique_ptr<Operation> MakeAllToAll(const Params& params);
 std::unique_ptr<Operation> MakeRepartition(const Params& params);  // see repartition.cpp
+std::unique_ptr<Operation> MakeHalo(const Params& params);         // see halo_operation.cpp
+std::unique_ptr<Operation> MakeHaloAdjoint(const Params& params);  // the same
 std::unique_ptr<Operation> MakeSend(const Params& params);         // destination
 std::unique_ptr<Operation> MakeRecv(const Params& params);         // source
 std::unique_ptr<Operation> MakeSendRecv(const Params& params);     // destination, source; -1: none

@@ -154,6 +154,22 @@ typename Abi::Comm FromHandle(Mpi<Abi>* mpi, const WorldOptions& options) {
   return comm;
 }
 
+// Of `parent`, ranks that are in it, each once. Collective over them.
+template <class Abi>
+typename Abi::Comm Subset(Mpi<Abi>* mpi, typename Abi::Comm parent, const std::vector<int>& ranks) {
+  const auto& api = mpi->api;
+  typename Abi::Group all, some;
+  auto comm = api.comm_null;
+  mpi->Call("MPI_Comm_group", api.Comm_group, parent, &all);
+  mpi->Call("MPI_Group_incl", api.Group_incl, all, static_cast<int>(ranks.size()), ranks.data(),
+            &some);
+  mpi->Call("MPI_Comm_create_group", api.Comm_create_group, parent, some, 0, &comm);
+  mpi->Call("MPI_Group_free", api.Group_free, &some);
+  mpi->Call("MPI_Group_free", api.Group_free, &all);
+  mpi->Call("MPI_Comm_set_errhandler", api.Comm_set_errhandler, comm, api.errors_return);
+  return comm;
+}
+
 // Collective over the ranks named; the others throw and are not needed.
 template <class Abi>
 typename Abi::Comm FromRanks(Mpi<Abi>* mpi, const std::vector<int>& ranks) {
@@ -173,16 +189,7 @@ typename Abi::Comm FromRanks(Mpi<Abi>* mpi, const std::vector<int>& ranks) {
     throw Error(Kind::kInvalidArgument, "rank " + std::to_string(world.rank) +
                                             " of MPI_COMM_WORLD is not in ranks [" + list + "]");
   }
-  typename Abi::Group all, some;
-  auto comm = api.comm_null;
-  mpi->Call("MPI_Comm_group", api.Comm_group, api.comm_world, &all);
-  mpi->Call("MPI_Group_incl", api.Group_incl, all, static_cast<int>(ranks.size()), ranks.data(),
-            &some);
-  mpi->Call("MPI_Comm_create_group", api.Comm_create_group, api.comm_world, some, 0, &comm);
-  mpi->Call("MPI_Group_free", api.Group_free, &some);
-  mpi->Call("MPI_Group_free", api.Group_free, &all);
-  mpi->Call("MPI_Comm_set_errhandler", api.Comm_set_errhandler, comm, api.errors_return);
-  return comm;
+  return Subset(mpi, api.comm_world, ranks);
 }
 
 template <class Abi>
@@ -260,6 +267,15 @@ class MpiFabric final : public Fabric {
   }
 
   std::string Describe() const override { return description_; }
+
+  // Never freed: that would be collective, and its members' use of it ends at different times.
+  std::string MakeMpiCommunicator(const std::vector<int>& members) override {
+    if (Process::Get().one_at_a_time())
+      throw Error(Kind::kUnsupported,
+                  "another library's calls of MPI: expected MPI_THREAD_MULTIPLE, got less");
+    const auto comm = Subset(mpi_.get(), group_.comm, members);
+    return std::string(reinterpret_cast<const char*>(&comm), sizeof comm);
+  }
 
   void Close() override {
     if (Process::Get().over() || comms_.empty()) return;
@@ -389,6 +405,8 @@ bool MpiIsInitialized() {
     if (library.initialized && !library.finalized) return true;
   return false;
 }
+
+bool MpiIsOver() { return mpi::Process::Get().over() || !MpiIsInitialized(); }
 
 int InitializedMpiSize() {
   for (const mpi::Library& library : mpi::LoadedLibraries()) {
