@@ -228,6 +228,9 @@ class Settings:
         pattern=r"all|0|[1-9][0-9]{0,8}",
         words="all, or a number of operations",
     )
+    hypre_library: str = _row(
+        "", "text", "job", "path of the library of HYPRE; unset: where the system has it"
+    )
     timeline: str = _row(
         "", "text", "job", "record a timeline, each rank to PATH.rankN.json; unset: none"
     )

@@ -7,6 +7,7 @@ made of the same operations, so they can be differentiated again.
 
 from __future__ import annotations
 
+from gradred.diff import sparse
 from gradred.diff.allgather import allgather
 from gradred.diff.allreduce import allreduce
 from gradred.diff.alltoall import alltoall
@@ -17,6 +18,7 @@ from gradred.diff.context import Context
 from gradred.diff.describe import describe
 from gradred.diff.gather import gather
 from gradred.diff.global_loss import global_loss
+from gradred.diff.halo import HaloPlan, halo_exchange
 from gradred.diff.psum import psum, replicate
 from gradred.diff.reduce import reduce
 from gradred.diff.reduce_scatter import reduce_scatter
@@ -28,6 +30,7 @@ from gradred.diff.sendrecv import sendrecv, shift
 
 __all__ = [
     "Context",
+    "HaloPlan",
     "allgather",
     "allreduce",
     "alltoall",
@@ -38,6 +41,7 @@ __all__ = [
     "gather",
     "global_loss",
     "grid_blocks",
+    "halo_exchange",
     "psum",
     "recv",
     "reduce",
@@ -49,4 +53,5 @@ __all__ = [
     "send",
     "sendrecv",
     "shift",
+    "sparse",
 ]

@@ -46,6 +46,7 @@ void BindDiff(py::module_& m) {
   m.def("diff_close", &diff::CloseContext, py::arg("id"), py::arg("reason"),
         py::call_guard<py::gil_scoped_release>());
   m.def("diff_halo_plan", &HaloPlan, py::arg("params"));
+  m.def("sparse_peers", &sparse::PeersOf, py::arg("number"));
   m.def("sparse_drop_pattern", &sparse::DropPattern, py::arg("number"));
 }
 

@@ -1,5 +1,6 @@
 #include "sparse/operations.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 
@@ -67,7 +68,8 @@ void ForReal(DType dtype, const Body& body) {
 }
 
 // Params: limits of the row stripes, then of the column stripes. Inputs: rows and columns of the
-// triplets. Output: number of the pattern, its entries, its rows, its columns.
+// triplets. Outputs, of this rank: number of the pattern, entries, rows and columns; where each row
+// starts; the global columns of the entries.
 class MakePattern final : public diff::Operation {
  public:
   explicit MakePattern(const Params& params) {
@@ -94,6 +96,10 @@ class MakePattern final : public diff::Operation {
                                   static_cast<const int64_t*>(columns.data), rows.count());
     const Pattern& p = *entry->pattern;
     auto* out = static_cast<int64_t*>(call.Output(0, {4}));
+    auto* starts = static_cast<int64_t*>(call.Output(1, {p.rows() + 1}));
+    std::copy(p.starts().begin(), p.starts().end(), starts);
+    auto* global = static_cast<int64_t*>(call.Output(2, {p.nonzeros()}));
+    for (const int32_t c : p.local_columns()) *global++ = p.GlobalColumn(c);
     Table& table = TheTable();
     std::vector<std::shared_ptr<Entry>> dropped;  // destroyed without the lock
     std::lock_guard<std::mutex> lock(table.mutex);
@@ -280,6 +286,13 @@ const std::map<std::string, diff::MakeOperation>& Operations() {
       {"sparse_solve", &Make<SolveOperation>},
   };
   return *operations;
+}
+
+std::vector<int> PeersOf(int64_t number) {
+  std::vector<int> peers;
+  for (const Pattern::Neighbour& n : FindEntry(number)->pattern->neighbours())
+    peers.push_back(n.peer);
+  return peers;
 }
 
 void DropPattern(int64_t number) {
