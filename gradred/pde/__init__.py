@@ -5,6 +5,7 @@ from __future__ import annotations
 from gradred.pde.flat import FlatVariables
 from gradred.pde.grids import Grid, blocks_of
 from gradred.pde.lbfgs import LbfgsState, minimize_lbfgs
+from gradred.pde.poisson import Poisson
 from gradred.pde.propagation import AcousticWave, Heat, Traffic
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Grid",
     "Heat",
     "LbfgsState",
+    "Poisson",
     "Traffic",
     "blocks_of",
     "minimize_lbfgs",

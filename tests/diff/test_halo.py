@@ -22,6 +22,7 @@ def grid():
     ranks = gradred.size()
     grid = Context(dims=(2, 2) if ranks == 4 else (1, ranks), name="grid")
     yield grid
+    gradred.barrier()
     grid.close()
 
 
@@ -79,8 +80,19 @@ def functions(grid):
     }
 
 
-@pytest.mark.parametrize("mode", ["eager", "tape inside", "tape outside"])
-@pytest.mark.parametrize("name", ["corners", "star", "two fields", "batch", "loop"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("corners", "eager"),
+        ("corners", "tape outside"),
+        ("star", "tape inside"),
+        ("two fields", "eager"),
+        ("two fields", "tape inside"),
+        ("batch", "tape inside"),
+        ("loop", "tape inside"),
+        ("loop", "tape outside"),
+    ],
+)
 def test_dot_products_agree(name, mode, grid, rank):
     function = functions(grid)[name]
     if mode == "tape outside":
@@ -142,6 +154,9 @@ def test_bad_input_is_named(grid, size):
     with pytest.raises(gradred.errors.InvalidArgument, match="expected one of periodic"):
         HaloPlan(grid, (4, 4), 1, "wrap")
     if size > 1:  # other plans on other ranks
-        other = HaloPlan(grid, [[3] * n for n in grid.dims], 1 + grid.rank % 2)
+        fresh = Context(dims=grid.dims, name="fresh")  # whose first operations are compared
+        other = HaloPlan(fresh, [[3] * n for n in grid.dims], 1 + grid.rank % 2)
         with pytest.raises(gradred.errors.Mismatch, match="halo exchange of float64"):
             halo_exchange(tf.zeros([3, 3], tf.float64), other)
+        gradred.barrier()  # who closes first would fail the others' last operation
+        fresh.close()
