@@ -83,7 +83,7 @@ class HaloPlan:
         self.block, self.padded = plan["interior"], plan["padded"]
 
     def _shape(self, x: tf.Tensor, axis: int) -> list[int | None]:
-        shape = x.shape.as_list()
+        shape: list[int | None] = x.shape.as_list()
         shape[axis : axis + len(self.padded)] = self.padded
         return shape
 

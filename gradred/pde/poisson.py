@@ -94,11 +94,11 @@ class Poisson:
 
 def _coordinates(grid: Grid, indices: np.ndarray) -> np.ndarray:
     """Coordinates of places given by (fractions of) indices of nodes, [n, 2]."""
-    return np.asarray(grid.origin) + indices * np.asarray(grid.spacing)
+    return np.asarray(grid.origin + indices * np.asarray(grid.spacing))
 
 
 def _inside(nodes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return np.all((nodes >= 0) & (nodes < shape), axis=-1)
+    return np.asarray(np.all((nodes >= 0) & (nodes < shape), axis=-1))
 
 
 def _block(grid: Grid, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,23 +113,19 @@ def _numbers(grid: Grid, nodes: np.ndarray) -> np.ndarray:
     limits = [np.concatenate([[0], np.cumsum(sizes)]) for sizes in grid.blocks]
     place = [np.searchsorted(limits[d], nodes[:, d], side="right") - 1 for d in (0, 1)]
     ranks = place[0] * grid.context.dims[1] + place[1]
-    sizes = np.outer(*grid.blocks).reshape(-1)
+    sizes = np.outer(grid.blocks[0], grid.blocks[1]).reshape(-1)
     first = np.concatenate([[0], np.cumsum(sizes)])[ranks]
     local = [nodes[:, d] - limits[d][place[d]] for d in (0, 1)]
-    return first + local[0] * np.asarray(grid.blocks[1])[place[1]] + local[1]
+    return np.asarray(first + local[0] * np.asarray(grid.blocks[1])[place[1]] + local[1])
 
 
-def _owned(grid: Grid, first: int) -> np.ndarray:
-    """Indices from the block's first node + ``first`` to its last, and beyond on the far edge.
+def _owned(grid: Grid) -> np.ndarray:
+    """The nodes of this rank's block, and those one beyond the grid that follow its own, [n, 2].
 
-    So that each cell or face, numbered by the node behind it, belongs to one rank: a rank has those
-    of its nodes, and those behind the last nodes of the grid fall to who has these.
+    A face or cell is numbered by the node at its far end, so each belongs to one rank.
     """
     begin, count = _block(grid, grid.context.rank)
-    ends = [
-        b + n + (first if b + n == total else 0)
-        for b, n, total in zip(begin, count, grid.shape, strict=True)
-    ]
+    ends = [b + n + (b + n == total) for b, n, total in zip(begin, count, grid.shape, strict=True)]
     axes = np.meshgrid(*(np.arange(b, e) for b, e in zip(begin, ends, strict=True)), indexing="ij")
     return np.stack([axis.reshape(-1) for axis in axes], axis=1)
 
@@ -142,7 +138,7 @@ def _differences(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     spacing = grid.spacing
     all_ends, all_weights, all_points = [], [], []
     for d in (0, 1):
-        ahead = _owned(grid, 1)
+        ahead = _owned(grid)
         across = 1 - d
         ahead = ahead[ahead[:, across] < grid.shape[across]]  # faces along d between nodes
         behind = ahead - np.eye(2, dtype=int)[d]
@@ -155,7 +151,7 @@ def _differences(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _elements(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    corner = _owned(grid, 1) - 1  # of the cell behind each node
+    corner = _owned(grid) - 1  # of the cell behind each node
     h0, h1 = grid.spacing
     all_ends, all_weights, all_points = [], [], []
     for offsets in ([[0, 0], [1, 0], [1, 1]], [[0, 0], [1, 1], [0, 1]]):

@@ -57,3 +57,11 @@ def test_heat_inversion(tmp_path):
     assert code == 0, text
     assert results["misfit"][-1] < 0.5 * results["misfit"][0]
     assert results["error"] < 0.9 * results["error_of_start"]
+
+
+def test_poisson_inversion(tmp_path):
+    options = ["--nodes", 19, "--iterations", 20, "--method", "differences"]
+    code, text, results = run(2, "poisson_inverse.py", tmp_path, *options)
+    assert code == 0, text
+    assert results["misfit"][-1] < 0.5 * results["misfit"][0]
+    assert results["error"] < 0.9 * results["error_of_start"]

@@ -30,7 +30,7 @@ inline void RunChannels(int size, int delay, const std::function<void(ChannelRan
     diff::Limits limits;
     limits.stall_fail = 30 * gradred::kSecond;
     diff::Channel channel(*worlds[rank], traffic, 0, "test", members, limits);
-    channel.Begin("test");
+    channel.Begin("test", 0);
     body({channel, transport});
     channel.End();
   });

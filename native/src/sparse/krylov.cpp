@@ -3,35 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 
-#include "diff/operation.h"
+#include "diff/reduction.h"
 
 namespace gradred::sparse {
 namespace {
 
 using Vector = std::vector<double>;
-
-class Numbers : public comm::Cargo {
- public:
-  explicit Numbers(std::vector<double>* numbers) : numbers_(*numbers) {}
-  void Pack(reduce::Range range, void* at) override {
-    const int64_t nbytes = Nbytes(range);
-    std::memcpy(at, bytes() + range.begin, nbytes);
-    std::memset(static_cast<char*>(at) + nbytes, 0, range.nbytes() - nbytes);
-  }
-  void Unpack(reduce::Range range, const void* at) override {
-    std::memcpy(bytes() + range.begin, at, Nbytes(range));
-  }
-
- private:
-  char* bytes() { return reinterpret_cast<char*>(numbers_.data()); }
-  int64_t Nbytes(reduce::Range range) const {  // a layout ends at a multiple of kAlign
-    const auto end = static_cast<int64_t>(numbers_.size() * sizeof(double));
-    return std::max<int64_t>(0, std::min(range.end, end) - range.begin);
-  }
-  std::vector<double>& numbers_;
-};
 
 // Four sums side by side: one would wait for the adder at each element.
 double Dot(const Vector& a, const Vector& b) {
@@ -103,12 +81,11 @@ void TrueResidual(const System& system, const double* b, const double* x, Vector
 
 }  // namespace
 
-std::vector<double> SumOverRanks(diff::Channel& channel, std::vector<double> numbers) {
-  const reduce::Section section{0, static_cast<int64_t>(numbers.size()), DType::kFloat64,
-                                reduce::ReduceOp::kSum};
-  channel.AllReduce(std::make_shared<reduce::Layout>(std::vector<reduce::Section>{section}),
-                    std::make_shared<Numbers>(&numbers));
-  return numbers;
+std::vector<double> SumOverRanks(diff::Channel& channel, const std::vector<double>& numbers) {
+  std::vector<double> sums(numbers.size());
+  const diff::Input input{numbers.data(), DType::kFloat64, {static_cast<int64_t>(numbers.size())}};
+  diff::ReduceTensor(input, reduce::ReduceOp::kSum, sums.data(), channel);
+  return sums;
 }
 
 void System::Multiply(const double* x, double* y) const {

@@ -6,7 +6,7 @@
 namespace gradred::sparse {
 
 // Sums of numbers over the ranks, the same bits on all of them, in one message.
-std::vector<double> SumOverRanks(diff::Channel& channel, std::vector<double> numbers);
+std::vector<double> SumOverRanks(diff::Channel& channel, const std::vector<double>& numbers);
 
 struct System {
   diff::Channel& channel;

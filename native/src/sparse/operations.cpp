@@ -1,6 +1,7 @@
 #include "sparse/operations.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 
@@ -227,10 +228,11 @@ class SolveOperation final : public OnPattern {
     options.atol = FromBits(params.at(5));
     options.max_iterations = params.at(6);
     options.hypre_library.assign(params.begin() + 7, params.end());
+    char tolerances[64];
+    std::snprintf(tolerances, sizeof tolerances, "%g and %g", options.rtol, options.atol);
     text_ = std::string(MethodName(options.method)) + " and " +
-            PreconditioningName(options.preconditioning) + ", tolerances " +
-            std::to_string(options.rtol) + " and " + std::to_string(options.atol) + ", at most " +
-            std::to_string(options.max_iterations) + " iterations";
+            PreconditioningName(options.preconditioning) + ", tolerances " + tolerances +
+            ", at most " + std::to_string(options.max_iterations) + " iterations";
     Table& table = TheTable();
     std::lock_guard<std::mutex> lock(table.mutex);
     std::shared_ptr<Solver>& solver =
