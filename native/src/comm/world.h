@@ -38,10 +38,10 @@ class World {
   // As MakeData, over diff(); `context` is one of as many numbers, apart from those of sets.
   virtual std::unique_ptr<Communicator> MakeDiff(const std::vector<int>& members, int context) = 0;
 
-  // For another library that works on MPI: a communicator of `members` (ranks, ascending, the caller
-  // among them), as the bytes of its handle. It lasts until MPI_Finalize. Empty where the job does
-  // not run on MPI; kUnsupported where MPI takes one call at a time. Collective over the members;
-  // waits.
+  // For another library that works on MPI: a communicator of `members` (ranks, ascending, the
+  // caller among them), as the bytes of its handle. It lasts until MPI_Finalize. Empty where the
+  // job does not run on MPI; kUnsupported where MPI takes one call at a time. Collective over the
+  // members; waits.
   virtual std::string MakeMpiCommunicator(const std::vector<int>& /*members*/) { return {}; }
 
   // Bytes of tensors' messages that this rank has sent to ranks of other nodes. Any thread.
