@@ -3,6 +3,7 @@
 Importing this package loads nothing: no MPI, CUDA, TensorFlow, NumPy or native code. Names are
 resolved at their first use.
 """
+# ruff: noqa: F403, F405 - for type checkers alone: __all__ says what is public
 
 from __future__ import annotations
 
@@ -10,55 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradred.basics import (
-        cross_rank,
-        cross_size,
-        describe,
-        init,
-        is_homogeneous,
-        is_initialized,
-        join,
-        local_rank,
-        local_size,
-        plan,
-        rank,
-        save_plan,
-        shutdown,
-        size,
-    )
-    from gradred.collectives import (
-        allgather,
-        allreduce,
-        alltoall,
-        barrier,
-        broadcast,
-        grouped_allgather,
-        grouped_allreduce,
-        grouped_reducescatter,
-        reducescatter,
-    )
-    from gradred.counters import Metrics, metrics
-    from gradred.errors import (
-        Abandoned,
-        Error,
-        Internal,
-        InvalidArgument,
-        Mismatch,
-        NotInitialized,
-        PeerLost,
-        Timeout,
-        TransportError,
-        Unsupported,
-    )
-    from gradred.objects import allgather_object, broadcast_object
-    from gradred.process_sets import (
-        ProcessSet,
-        add_process_set,
-        global_process_set,
-        remove_process_set,
-    )
-    from gradred.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
-    from gradred.timeline import start_timeline, stop_timeline
+    from gradred.basics import *
+    from gradred.collectives import *
+    from gradred.counters import *
+    from gradred.errors import *
+    from gradred.objects import *
+    from gradred.process_sets import *
+    from gradred.reduce_ops import *
+    from gradred.timeline import *
 
 __version__ = "0.1.0"
 
@@ -138,13 +98,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'gradred' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"gradred.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker other names do not exist
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'gradred' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"gradred.{home}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

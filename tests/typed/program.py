@@ -46,6 +46,7 @@ def train(model: Any, data: Any, optimizer: Any) -> None:
 
 
 def wrong() -> None:
+    gradred.no_such_name  # type: ignore[attr-defined]  # noqa: B018
     gradred.allreduce(np.ones(3), name=3)  # type: ignore[arg-type]
     hvd.broadcast(np.ones(3))  # type: ignore[call-arg]
     hvd.add_process_set("all", 3)  # type: ignore
