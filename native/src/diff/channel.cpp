@@ -121,23 +121,23 @@ void Channel::Recv(int peer, void* data, int64_t nbytes) {
 }
 
 void Channel::WaitForMessages() {
-  Await([this] {
+  Status failure;
+  Await([&] {
     bool all = true;
     for (const comm::WorkPtr& message : messages_) {
-      if (!message->Poll())
+      if (!message->Poll()) {
         all = false;
-      else if (!message->status().ok())
+      } else if (!message->status().ok()) {
+        failure = message->status();
         return true;
+      }
     }
+    if (all) messages_.clear();
     return all;
   });
-  for (const comm::WorkPtr& message : messages_) {
-    if (!message->Poll() || message->status().ok()) continue;
-    const Status status = message->status();
-    pending_ = true;
-    throw Error(status.kind(), what_ + ": " + status.message());
-  }
-  messages_.clear();
+  if (failure.ok()) return;
+  pending_ = true;
+  throw Error(failure.kind(), what_ + ": " + failure.message());
 }
 
 void Channel::Finish(const std::function<comm::WorkPtr()>& start) {
