@@ -284,7 +284,7 @@ def _reduce_shared(
             missing[variable_key(variables[i])] = present[place]
         if slices is None:
             results[i] = reduced[place]
-        elif gradients[i] is not None or not tf.executing_eagerly() or reduced[place][0] > 0:
+        elif not tf.executing_eagerly() or reduced[place][-1] > 0:  # brought by any rank
             label = f"{batch.domain.name}/{place}"
             results[i] = slices.reduce(
                 reduced[place], batch.dense[place], label, options.process_set

@@ -20,7 +20,7 @@ from gradred.tensorflow.ops import Member, declare, run_members
 
 __all__ = ["COUNTS", "Slices", "slices_of"]
 
-COUNTS = 3  # elements of ``Slices.counts``
+COUNTS = 4  # elements of ``Slices.counts``
 
 # Variables whose gradients have been sparse, by id, and the dtype of the indices: a None in their
 # place stands for no rows.
@@ -34,7 +34,7 @@ class Slices:
 
     values: tf.Tensor
     indices: tf.Tensor
-    counts: tf.Tensor  # int64: rows; elements that the cast to the wire makes infinite; 1
+    counts: tf.Tensor  # int64: rows; elements infinite on the wire alone; 1; 0 for a None, else 1
     rows: int | tf.Tensor  # of the variable
     shape: Any  # of the variable: a vector
 
@@ -45,7 +45,7 @@ class Slices:
 
         counts: the sum of the ranks' ``counts``. member: how the dense gradient would travel.
         """
-        total, lost, ranks = tf.unstack(counts)
+        total, lost, ranks, _ = tf.unstack(counts)
         wire = tf.as_dtype(member.wire)
         width = 1
         for d in self.values.shape[1:]:
@@ -120,7 +120,8 @@ def slices_of(gradient: tf.IndexedSlices | None, variable: Any, member: Member) 
     if member.wire != member.dtype:
         cast = tf.cast(values, member.wire)
         lost = tf.math.count_nonzero(tf.math.is_finite(values) & ~tf.math.is_finite(cast))
-    counts = tf.stack([tf.shape(indices, tf.int64)[0], lost, tf.constant(1, tf.int64)])
+    one, brought = tf.constant(1, tf.int64), tf.constant(gradient is not None, tf.int64)
+    counts = tf.stack([tf.shape(indices, tf.int64)[0], lost, one, brought])
     rows: int | None = variable.shape[0]
     return Slices(
         values=values,

@@ -74,7 +74,7 @@ def test_rows_are_summed(case, op, mode, rank, size):
 @pytest.mark.ranks(2, 3)
 def test_what_moves_less_is_chosen_alike(mode, rank, size):
     """P5: a row that is there many times travels once; nearly all rows travel as the whole."""
-    counts = 3 * 8
+    counts = 4 * 8
     row = WIDTH * 4 + 4
     for mine in (1, 2 + rank, 40):
         _, nbytes = reduce_slices([i for i in range(mine) for _ in range(5)], mode)
@@ -166,6 +166,20 @@ def test_a_table_that_some_ranks_do_not_use_in_some_steps(mode, rank, size):
             continue
         of_table = tf.convert_to_tensor(of_table)
         np.testing.assert_array_equal(of_table, dense([[r] for r in users]))
+
+
+def test_no_rows_on_some_and_none_on_others(rank, size):
+    """H21: all ranks decide alike whether rows are exchanged."""
+    table = tf.Variable(tf.ones([ROWS, WIDTH]))
+    empty = []
+    for uses in (True, rank == 0, False):
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table, tf.zeros([0], tf.int32))
+            loss = tf.reduce_sum(rows) if uses else tf.constant(0.0)
+        tape = hvd.DistributedGradientTape(tape, op=hvd.Sum)
+        [gradient] = tape.gradient(loss, [table])
+        empty.append(gradient is not None and len(gradient.indices) == 0)
+    assert empty == [True, True, False] and gradient is None
 
 
 @pytest.mark.ranks(2, 3)
