@@ -21,6 +21,7 @@ __all__ = [
     "call_site",
     "domain_name",
     "of_set",
+    "outermost_graph",
     "plain_python",
     "ready_order",
     "refuse_xla",
@@ -93,7 +94,7 @@ def domain_name(kind: str, name: str | None, process_set: ProcessSet) -> str:
     if not name and tf.executing_eagerly():
         name = f"{kind}:{call_site()}"
     elif not name:
-        name = f"{kind}:{getattr(_outermost_graph(), 'name', None) or 'graph'}"
+        name = f"{kind}:{getattr(outermost_graph(), 'name', None) or 'graph'}"
     return unique(of_set(name, process_set))
 
 
@@ -107,12 +108,12 @@ def unique(name: str) -> str:
     """The name, with a number if calls in the outermost graph have used it before."""
     if tf.executing_eagerly():
         return name
-    uses = _uses.setdefault(_outermost_graph(), collections.Counter())
+    uses = _uses.setdefault(outermost_graph(), collections.Counter())
     uses[name] += 1
     return name if uses[name] == 1 else f"{name}.{uses[name] - 1}"
 
 
-def _outermost_graph() -> tf.Graph:
+def outermost_graph() -> tf.Graph:
     """The function that is traced, or the graph of tf.compat.v1, outside of loops and branches."""
     graph = tf_ops.get_default_graph()
     sessions = not tf.compat.v1.executing_eagerly_outside_functions()

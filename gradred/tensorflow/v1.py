@@ -5,11 +5,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from tensorflow.python.framework import ops as tf_ops
-
 import tensorflow as tf
+from gradred.tensorflow.graph import outermost_graph
 from gradred.tensorflow.guard import refuse_reduced
 from gradred.tensorflow.reducer import GradientReducer
+from gradred.tensorflow.variables import variable_key
 from gradred.tensorflow.wrapping import after, become_distributed, nothing
 
 __all__ = ["fits", "wrap"]
@@ -34,19 +34,23 @@ def wrap(optimizer: Any, reducer: GradientReducer) -> None:
     that come to ``apply_gradients`` without it are reduced there.
     """
     base = type(optimizer)
-    # For each graph in which gradients were computed and not yet applied: whether the pass is
-    # followed by an update.
-    computed: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    # For each graph, branches included, and variable with gradients that were computed and not yet
+    # applied: whether the passes, in their order, are followed by an update.
+    computed: weakref.WeakKeyDictionary[Any, dict[int, list[Any]]] = weakref.WeakKeyDictionary()
 
     def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         pairs, last = _reduce(reducer, base.compute_gradients(self, *args, **kwargs))
-        computed[_graph()] = last
+        waiting = computed.setdefault(_graph(), {})
+        for _, variable in pairs:
+            waiting.setdefault(variable_key(variable), []).append(last)
         return pairs
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        pairs, graph = list(grads_and_vars), _graph()
-        if graph in computed:
-            last = computed.pop(graph)
+        pairs, waiting = list(grads_and_vars), computed.get(_graph(), {})
+        passes = [waiting.get(variable_key(variable)) for _, variable in pairs]
+        reduced = [of_variable.pop(0) for of_variable in passes if of_variable]
+        if reduced:
+            last = reduced[0]
         else:
             refuse_reduced(*zip(*pairs, strict=True))
             pairs, last = _reduce(reducer, pairs)
@@ -86,4 +90,4 @@ def _reduce(reducer: GradientReducer, pairs: list[tuple[Any, Any]]) -> tuple[lis
 
 
 def _graph() -> Any:
-    return _eager if tf.executing_eagerly() else tf_ops.get_default_graph()
+    return _eager if tf.executing_eagerly() else outermost_graph()

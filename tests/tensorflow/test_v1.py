@@ -96,6 +96,33 @@ def test_clipping_between(passes, mode, rank, size):
     np.testing.assert_array_equal(of_table[:, 0], -0.5 * (4 // passes) * np.minimum(rows, 8.0))
 
 
+@pytest.mark.parametrize("kind", ["two losses", "one loss twice", "in a branch"])
+def test_computed_gradients_are_not_reduced_again(kind, rank, size):
+    """S2: wherever and in whatever order they are applied."""
+    with tf.Graph().as_default():
+        a, b = (v1.get_variable(n, initializer=np.float32(0.0), use_resource=True) for n in "ab")
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Sum)
+        second = a if kind == "one loss twice" else b
+        pairs = [optimizer.compute_gradients(v * (rank + 1.0), [v]) for v in (a, second)]
+        if kind == "in a branch":
+            yes = v1.placeholder_with_default(True, [])
+            both = pairs[0] + pairs[1]
+
+            def apply():
+                with tf.control_dependencies([optimizer.apply_gradients(both)]):
+                    return tf.constant(1)
+
+            train = [tf.cond(yes, apply, lambda: tf.constant(0))]
+        else:
+            train = [optimizer.apply_gradients(some) for some in pairs]
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(train)
+            total = -size * (size + 1) / 2
+            expected = [2 * total, 0.0] if kind == "one loss twice" else [total, total]
+            assert session.run([a, b]) == expected
+
+
 def test_passes_are_saved_with_a_session(rank, size, tmp_path):
     """Also the global step counts updates."""
     path = str(tmp_path / "saved")
