@@ -109,7 +109,8 @@ class GradientReducer:
         None in eager mode; in a graph, which is built before the ranks meet, it becomes zeros.
         missing: see ``reduce_gradients``.
         """
-        name = graph.of_set(self._know(variables).name, self.options.process_set)
+        # One function may update several times: its reductions are not ordered among themselves.
+        name = graph.unique(graph.of_set(self._know(variables).name, self.options.process_set))
         local = self.local.keys()
         reduced = reduce_gradients(name, gradients, variables, self.options, local, missing)
         return [_divided(g, self.passes if self.average_passes else 1) for g in reduced]
