@@ -153,6 +153,11 @@ class Handle {
   // handler raises.
   py::list Wait(std::optional<double> timeout_s) {
     Finish(timeout_s);
+    return Results();
+  }
+
+  // Once finished.
+  py::list Results() const {
     py::list results;
     for (size_t i = 0; i < flight_->results.size(); ++i) {
       const engine::Result& result = flight_->results[i];
@@ -283,7 +288,7 @@ py::list Run(const std::string& name, int process_set, const py::list& entries,
   const auto handle = Make(name, process_set, entries, std::move(group_ends), std::move(inputs),
                            std::move(splits), std::move(outputs));
   LaunchAndFinish(handle.get());
-  return handle->Wait(std::nullopt);
+  return handle->Results();
 }
 
 // What a call asks for, apart from its tensors. Kept by callers that make the same call again: the
@@ -297,7 +302,7 @@ py::list RunSpec(const Spec& spec, std::vector<py::object> inputs,
   FreeOrphans();
   Handle handle(spec.spec, std::move(inputs), Splits{}, std::move(outputs));
   LaunchAndFinish(&handle);
-  return handle.Wait(std::nullopt);
+  return handle.Results();
 }
 
 // `out` can take the reduction of `array`, which is contiguous.
