@@ -165,20 +165,53 @@ def test_later(run_ranks) -> None:
     assert result.returncode == 0, result.text
 
 
+# What launchers tell the first of four processes, and what the error says of it.
+FOUR = {
+    "mpirun of Open MPI": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
+    "jsrun": {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "4"},
+    "srun": {
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_NTASKS": "4",
+    },
+    "mpiexec (Hydra of MPICH or Intel MPI)": {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_FD": "99"},
+    "a PMI launcher": {"PMI_RANK": "0", "PMI_SIZE": "4"},
+    "horovodrun without MPI (Gloo)": {
+        "HOROVOD_RANK": "0",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "OMPI_COMM_WORLD_SIZE": "1",  # started by another one, of a single process
+        "OMPI_COMM_WORLD_RANK": "0",
+    },
+}
+
+
 def test_launcher_says_four_and_mpi_sees_one(tmp_path) -> None:
-    world = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
-    # Open MPI without a launcher leaves its segment, whoever uses it.
-    elsewhere = {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", "import gradred as gr; gr.init(); print('trains alone')"],
-        env={**os.environ, **world, **elsewhere},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode != 0
-    assert "trains alone" not in done.stdout
-    assert "started 4 processes" in done.stderr, done.stderr
+    """S14"""
+    processes = {
+        launcher: subprocess.Popen(
+            [sys.executable, "-c", "import gradred as gr; gr.init(); print('trains alone')"],
+            # Open MPI without a launcher leaves its segment, whoever uses it.
+            env={
+                **os.environ,
+                **variables,
+                "OMPI_MCA_btl_sm_backing_directory": str(tmp_path),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for launcher, variables in FOUR.items()
+    }
+    for launcher, process in processes.items():
+        out, err = process.communicate(timeout=60)
+        assert process.returncode != 0, launcher
+        assert "trains alone" not in out, launcher
+        # Or there is no MPI of that launcher's family at all.
+        said = (f"{launcher} started 4 processes", f"that fits the launcher, {launcher}")
+        assert any(text in err for text in said), err
+    assert "add --mpi to the horovodrun command" in err
 
 
 def test_launchers_that_disagree() -> None:
