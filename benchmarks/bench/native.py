@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Region", "build", "copy", "library"]
+__all__ = ["Region", "build", "copy", "library", "triad"]
 
 _SOURCES = Path(__file__).parents[1] / "native"
 _BUILD = Path(__file__).parents[2] / "build" / "benchmarks"
@@ -48,7 +48,14 @@ def library() -> ctypes.CDLL:
         ctypes.c_int,
     ]
     lib.bench_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    pointer = ctypes.c_void_p
+    lib.bench_triad.argtypes = [pointer, pointer, pointer, ctypes.c_double, ctypes.c_size_t]
     return lib
+
+
+def triad(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """``a = b + 3 c``, float64."""
+    library().bench_triad(a.ctypes.data, b.ctypes.data, c.ctypes.data, 3.0, a.size)
 
 
 def copy(to: np.ndarray, source: np.ndarray) -> None:

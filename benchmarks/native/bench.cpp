@@ -133,4 +133,9 @@ void bench_copy_loop(void* handle, void* tensor, size_t count, int width) {
 
 void bench_copy(void* to, const void* from, size_t nbytes) { std::memcpy(to, from, nbytes); }
 
+// McCalpin's triad, a = b + scale * c: 24 bytes an element are counted.
+void bench_triad(double* a, const double* b, const double* c, double scale, size_t count) {
+  for (size_t i = 0; i < count; ++i) a[i] = b[i] + scale * c[i];
+}
+
 }  // extern "C"
