@@ -142,7 +142,7 @@ def run_strong(
     names = []
     for ranks, threads in shapes:
         name = f"{ranks} ranks x {threads} threads"
-        with_checkpoints = [1 << 40] + ([30 * field_nbytes] if (ranks, threads) == (1, 1) else [])
+        with_checkpoints = [1 << 40] + ([40 * field_nbytes] if (ranks, threads) == (1, 1) else [])
         for memory in with_checkpoints:
             part = name if memory == 1 << 40 else f"{name}, checkpoints"
             jobs.start(part, ranks, bind=threads == 1)
@@ -243,7 +243,7 @@ def judge(report: Report, strong: dict[str, Figures], options: Any, triad_count:
     )
     plain = strong[f"{one}: gradient"].median_s
     checkpoints = strong[f"{one}, checkpoints: gradient"].median_s
-    note = "in the memory of 30 fields"
+    note = "in the memory of 40 fields"
     report.targets.append(
         Target("gradient with checkpoints over plain", checkpoints / plain, 1.5, "", note)
     )
