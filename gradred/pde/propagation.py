@@ -82,6 +82,7 @@ class _Propagation:
         self.dtype = tf.as_dtype(dtype)
         self.sources = [(int(i), int(j)) for i, j in sources]
         self.receivers = [(int(i), int(j)) for i, j in receivers]
+        self.layer, self.layer_speed = layer, layer_speed
         self._keep = keep
         begins = [part.start for part in grid.slices]
         context = grid.context

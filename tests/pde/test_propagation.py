@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import gradred
 import tensorflow as tf
 from gradred.errors import InvalidArgument, Unsupported
 from gradred.pde import AcousticWave, Grid, Heat
+from gradred.pde.composed import composed
 
 pytestmark = pytest.mark.ranks
 
@@ -33,16 +36,17 @@ def data(dtype="float64"):
     return coefficient, signals, weights
 
 
-def run(problem, coefficient, signals, weights, graph=False):
+def run(problem, coefficient, signals, weights, graph=False, propagate=None):
     """Records of all ranks, and the gradients of their weighted sum, of the whole grid."""
     grid = problem.grid
     block = tf.constant(grid.block(coefficient))
     signals = tf.constant(signals)
+    forward = problem if propagate is None else functools.partial(propagate, problem)
 
     def both():
         with tf.GradientTape() as tape:
             tape.watch([block, signals])
-            records = problem(block, signals)
+            records = forward(block, signals)
             value = grid.context.end(tf.reduce_sum(records * weights))
         return records, tape.gradient(value, [block, signals])
 
@@ -100,6 +104,47 @@ def test_gradient_by_difference_quotients(contexts, kind):
     assert 3.5 < errors[0] / errors[1] < 4.5
     # Linear in the signals.
     assert np.sum(by_signals * signals) == pytest.approx(value(0.0), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [AcousticWave, Heat])
+def test_the_native_loop_is_the_composed_scheme(contexts, kind):
+    """Records and gradients to rounding."""
+    for context in contexts[0]:
+        problem = problem_of(kind, context)
+        native = run(problem, *data(), graph=True)
+        other = run(problem, *data(), graph=True, propagate=composed)
+        for mine, theirs in zip(native, other, strict=True):
+            # Rounding of STEPS steps.
+            atol = 1e-12 * np.abs(theirs).max()
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
+
+
+def test_the_composed_scheme_has_second_derivatives(contexts):
+    """A Hessian times a vector against the difference of two gradients of the native loop."""
+    problem = problem_of(Heat, contexts[0][-1])
+    context, grid = problem.grid.context, problem.grid
+    coefficient, signals, weights = data()
+    direction = np.random.default_rng(6).uniform(-1, 1, SHAPE)
+    block, way = tf.constant(grid.block(coefficient)), tf.constant(grid.block(direction))
+
+    @tf.function
+    def hessian_product():
+        with tf.GradientTape() as outer:
+            outer.watch(block)
+            with tf.GradientTape() as inner:
+                inner.watch(block)
+                records = composed(problem, block, signals)
+                value = context.end(tf.reduce_sum(records * weights))
+            slope = context.end(tf.reduce_sum(inner.gradient(value, block) * way))
+        return outer.gradient(slope, block)
+
+    product = grid.whole(hessian_product().numpy())
+    step = 1e-5
+    ahead, behind = (
+        run(problem, coefficient + sign * step * direction, signals, weights)[1] for sign in (1, -1)
+    )
+    difference = (ahead - behind) / (2 * step)
+    np.testing.assert_allclose(product, difference, rtol=0, atol=1e-6 * np.abs(difference).max())
 
 
 def manufactured_error(kind, context, nodes):
