@@ -28,10 +28,13 @@ def composed(problem: AcousticWave | Heat, field: Any, signals: Any) -> tf.Tenso
     field = tf.convert_to_tensor(field, problem.dtype)
     sources = tf.convert_to_tensor(signals, problem.dtype) @ _places(problem, problem.sources)
     sources = tf.unstack(tf.reshape(sources, [problem.steps, *problem.grid.block_shape]))
-    scheme = _acoustic if isinstance(problem, AcousticWave) else _heat
-    fields = [tf.reshape(u, [-1]) for u in scheme(problem, field, sources)]
+    if isinstance(problem, AcousticWave):
+        fields = _acoustic(problem, field, sources)
+    else:
+        fields = _heat(problem, field, sources)
+    flat = tf.stack([tf.reshape(u, [-1]) for u in fields])
     receivers = _places(problem, problem.receivers)
-    return tf.linalg.matmul(tf.stack(fields), receivers, transpose_b=True)
+    return tf.linalg.matmul(flat, receivers, transpose_b=True)
 
 
 def _places(problem: AcousticWave | Heat, nodes: Sequence[tuple[int, int]]) -> tf.Tensor:
@@ -84,7 +87,8 @@ def _damping(problem: AcousticWave, axis: int) -> np.ndarray:
     at = np.arange(part.start, part.stop)
     depth = np.maximum(np.maximum(layer - at, at - (nodes - 1 - layer)), 0) / layer
     thickness = layer * problem.grid.spacing[axis]
-    return -1.5 * problem.layer_speed * math.log(_REFLECTION) / thickness * depth**2
+    strongest = -1.5 * problem.layer_speed * math.log(_REFLECTION) / thickness
+    return np.asarray(strongest * depth**2)
 
 
 def _heat(problem: Heat, conductivity: tf.Tensor, sources: list[tf.Tensor]) -> list[tf.Tensor]:
