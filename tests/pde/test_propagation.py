@@ -13,7 +13,7 @@ from gradred.errors import InvalidArgument, Unsupported
 from gradred.pde import AcousticWave, Grid, Heat
 from gradred.pde.composed import composed
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 STEPS = 30
 SOURCES, RECEIVERS = [(5, 7), (20, 3)], [(0, 0), (11, 12), (21, 26), (5, 7)]
@@ -61,6 +61,7 @@ def run(problem, coefficient, signals, weights, graph=False, propagate=None):
     return total[0], grid.whole(by_coefficient.numpy()), total[1]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", [AcousticWave, Heat])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_any_grid_of_ranks_gives_the_bits_of_one_rank(contexts, kind, dtype):
@@ -88,6 +89,7 @@ def test_checkpoints_give_the_same_gradients(contexts, kind):
             np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [AcousticWave, Heat])
 def test_gradient_by_difference_quotients(contexts, kind):
     problem = problem_of(kind, contexts[0][-1])
@@ -106,6 +108,7 @@ def test_gradient_by_difference_quotients(contexts, kind):
     assert np.sum(by_signals * signals) == pytest.approx(value(0.0), rel=1e-12)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [AcousticWave, Heat])
 def test_the_native_loop_is_the_composed_scheme(contexts, kind):
     """Records and gradients to rounding."""
@@ -119,6 +122,7 @@ def test_the_native_loop_is_the_composed_scheme(contexts, kind):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
 
 
+@pytest.mark.ranks(2)
 def test_the_composed_scheme_has_second_derivatives(contexts):
     """A Hessian times a vector against the difference of two gradients of the native loop."""
     problem = problem_of(Heat, contexts[0][-1], steps=6)
@@ -174,6 +178,7 @@ def manufactured_error(kind, context, nodes):
     return np.abs(last - end**3 * shape.reshape(-1)).max()
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [AcousticWave, Heat])
 def test_error_falls_with_the_square_of_the_spacing(contexts, kind):
     context = contexts[0][0]
@@ -182,6 +187,7 @@ def test_error_falls_with_the_square_of_the_spacing(contexts, kind):
     assert 3.5 < errors[0] / errors[1] < 4.5
 
 
+@pytest.mark.ranks(2)
 def test_the_layer_absorbs_waves(contexts):
     """A pulse is what it would be on a grid so large that its edges are not felt."""
     context = contexts[0][0]
@@ -246,6 +252,7 @@ def test_wrong_shapes_fail_on_all_ranks(contexts):
             problem(block, given)
 
 
+@pytest.mark.ranks(2)
 def test_settings_that_cannot_be_are_refused(contexts):
     context = contexts[0][0]
     grid = Grid(SHAPE, context)
@@ -267,6 +274,7 @@ def test_settings_that_cannot_be_are_refused(contexts):
         Grid((8,), context)
 
 
+@pytest.mark.ranks(2)
 def test_a_second_derivative_is_refused(contexts):
     problem = problem_of(Heat, contexts[1])
     block, signals = tf.constant(data()[0]), tf.constant(data()[1])
