@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import chart
-from bench.job import Jobs, alternate
+from bench.job import JobError, Jobs, alternate
 from bench.measure import Figures, loop, summarize
 from bench.report import Report, Target, arguments, table, time_text
 
 # Seconds on one task: forward, gradient.
 PUBLISHED = {"strong": (3.743, 15.24), "weak": (1.083, 3.77)}
+PUBLISHED_POISSON_S = 11.0  # on one core
 LAYER = 20
 # Bytes that a node's step must move: u, the speed and u one step before read, u written.
 _NODE_NBYTES = 4 * 8
@@ -31,6 +32,7 @@ _kept: Any = None
 _plain: Any = None
 _inputs: Any = None
 _triad: Any = None
+_poisson: Any = None
 
 
 def begin(nodes: list[int], steps: int, threads: int, memory_nbytes: int, layer: int) -> None:
@@ -78,6 +80,47 @@ def gradient(iterations: int) -> dict[str, Any]:
     return loop(run, iterations, 1, counters=lambda: _kept.traffic._asdict())
 
 
+def begin_poisson(nodes: int, preconditioner: str) -> None:
+    """Makes a Poisson problem with a smooth coefficient on this rank. Collective."""
+    global _poisson
+    import numpy as np
+
+    import gradred
+    import tensorflow as tf
+    from gradred.diff import Context
+    from gradred.pde import Grid, Poisson
+
+    gradred.init()
+    spacing = 1 / (nodes + 1)
+    grid = Grid((nodes, nodes), Context(dims=_GRIDS[gradred.size()]), spacing=spacing)
+    problem = Poisson(grid)
+    x, y = problem.points.T
+    coefficient = tf.constant(1 + 0.5 * np.sin(3 * x) * np.cos(2 * y))
+    source = tf.ones(grid.block_shape, tf.float64)
+    _poisson = (problem, coefficient, source, {"preconditioner": preconditioner, "rtol": 1e-8})
+
+
+def solve(iterations: int) -> dict[str, Any]:
+    """A block of assemblies and solves. Collective."""
+    problem, coefficient, source, options = _poisson
+    return loop(lambda: problem(coefficient, source, **options), iterations, 0)
+
+
+def solve_gradient(iterations: int) -> dict[str, Any]:
+    """A block of the same with the gradient by the coefficient. Collective."""
+    import tensorflow as tf
+
+    problem, coefficient, source, options = _poisson
+
+    def run() -> None:
+        with tf.GradientTape() as tape:
+            tape.watch(coefficient)
+            u = problem.grid.context.end(problem(coefficient, source, **options))
+        tape.gradient(u, coefficient)
+
+    return loop(run, iterations, 0)
+
+
 def triad(count: int, iterations: int) -> dict[str, Any]:
     """A block of triads on this rank's core, while the other ranks do the same."""
     global _triad
@@ -105,6 +148,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=100, help="of the strong scaling")
     parser.add_argument("--weak-nodes", type=int, default=100, help="a rank, along each dimension")
     parser.add_argument("--weak-steps", type=int, default=2000)
+    parser.add_argument("--poisson-nodes", type=int, default=1800, help="along each dimension")
+    parser.add_argument("--preconditioner", default="boomeramg", help="of Poisson's equation")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=3, help="a block")
     parser.add_argument("--devito", type=Path, help="a Python that has Devito: the peer")
@@ -112,6 +157,7 @@ def main(argv: list[str] | None = None) -> None:
     layer, triad_count = LAYER, 20_000_000
     if options.quick:
         options.nodes, options.steps, options.weak_nodes, options.weak_steps = 60, 10, 20, 20
+        options.poisson_nodes = 40
         options.rounds = options.iterations = 1
         layer, triad_count = 5, 100_000
     report = Report("pde_scaling", dict(vars(options)))
@@ -126,6 +172,15 @@ def main(argv: list[str] | None = None) -> None:
     head = ["acoustic wave", "median", "p99", "exchanges", "messages", "bytes", "published"]
     print("\n" + table(head, rows), flush=True)
     judge(report, strong, options, triad_count)
+    poisson: dict[str, Figures] = {}
+    try:
+        with Jobs() as jobs:
+            run_poisson(jobs, report, options, poisson)
+    except JobError as error:
+        cause = next((line for line in str(error).splitlines() if "HYPRE" in line), None)
+        if cause is None:
+            raise
+        report.note(f"Poisson left out: {cause}")
     if options.devito is not None:
         compare(report, options)
     bars = {name: f.median_s * 1e3 for name, f in {**strong, **weak}.items() if "triad" not in name}
@@ -192,6 +247,34 @@ def run_weak(jobs: Jobs, options: Any, layer: int, found: dict[str, Figures]) ->
     keys = [f"{ranks} ranks: {kind}" for ranks in _GRIDS for kind in ("forward", "gradient")]
     blocks = alternate(keys, options.rounds, block)
     found.update({key: summarize(blocks[key]) for key in keys})
+
+
+def run_poisson(jobs: Jobs, report: Report, options: Any, found: dict[str, Figures]) -> None:
+    """One grid on 1, 2, 4 ranks; once each: a solve takes seconds."""
+    rows = []
+    for ranks in _GRIDS:
+        name = f"{ranks} ranks"
+        jobs.start(name, ranks)
+        with jobs.turn(name) as job:
+            given = {"nodes": options.poisson_nodes, "preconditioner": options.preconditioner}
+            job.call("pde_scaling.begin_poisson", **given)
+            for kind in ("solve", "solve_gradient"):
+                block = job.call(f"pde_scaling.{kind}", timeout_s=300.0, iterations=1)
+                figures = summarize([block])
+                found[f"{name}: {kind}"] = figures
+                report.rows.append(
+                    {
+                        "scaling": "poisson",
+                        "name": f"{name}: {kind}",
+                        "nodes": options.poisson_nodes,
+                        "published_s_one_core": PUBLISHED_POISSON_S,
+                        **vars(figures),
+                    }
+                )
+                rows.append([f"{name}, {kind}", time_text(figures.median_s)])
+        jobs.end(name)
+    head = [f"Poisson, {options.poisson_nodes} x {options.poisson_nodes} nodes", "time"]
+    print("\n" + table(head, rows), flush=True)
 
 
 def row(report: Report, scaling: str, name: str, figures: Figures, options: Any) -> list[str]:

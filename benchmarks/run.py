@@ -26,6 +26,7 @@ RUNS = {
     "hierarchical": "hierarchical.py",
     "memory": "memory.py",
     "timeline": "timeline.py",
+    "pde_scaling": "pde_scaling.py",
 }
 
 
