@@ -229,6 +229,14 @@ def test_no_rank_has_a_sample(rank, size):
     assert_close(moving(layer), before, 0)
 
 
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 does not switch XLA on by itself")
+def test_no_xla(rank, size):
+    model = net(hvd.SyncBatchNormalization)
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        model.compile("sgd", loss="mse", jit_compile=True)
+    assert not model.jit_compile
+
+
 @pytest.mark.skipif(KERAS_3, reason="graphs that serve both are Keras 2's")
 def test_training_that_a_session_decides(rank, size):
     rows = ROWS["unequal"][:size]
