@@ -42,8 +42,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     Raises: InvalidArgument, Unsupported; in training see gradred.tensorflow.allreduce.
     """
 
-    supports_jit = False  # XLA cannot run a reduction
-
     def __init__(
         self,
         fused: bool | None = False,
@@ -59,6 +57,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         if not _KERAS_3:
             kwargs["fused"] = False
         super().__init__(**kwargs)
+        self.supports_jit = False  # XLA cannot run a reduction
         if not isinstance(process_set, ProcessSet):
             process_set = ProcessSet(process_set)
         self.process_set = process_set
