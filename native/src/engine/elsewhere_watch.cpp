@@ -11,6 +11,8 @@ namespace {
 constexpr Nanos kPatience = 5000 * kMillisecond;
 constexpr Nanos kForgetAfter = 60000 * kMillisecond;
 
+constexpr size_t kLongestText = 1000;
+
 SetControl* Find(const ElsewhereWatch::Sets& sets, int id) {
   for (const auto& set : sets)
     if (set->id() == id) return set.get();
@@ -101,7 +103,8 @@ void ElsewhereWatch::OnAnswer(const Elsewhere& answer, const Sets& sets) {
   if (ended == ended_.end()) {
     const BatchPtr batch = set->WholeBatch(answer.domain);
     if (!batch || other->Has(answer.other_domain)) return;
-    const std::string text = Describe(batch->spec(), *set, answer, *other);
+    // As long as a datagram takes it, so that both have the same.
+    const std::string text = Describe(batch->spec(), *set, answer, *other).substr(0, kLongestText);
     ended = ended_.emplace(key, std::make_pair(answer.other_set, text)).first;
     GiveUp(other, answer.other_domain, batch->spec(), text);
   }
