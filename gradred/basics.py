@@ -17,7 +17,7 @@ import gradred
 from gradred import config, errors, horovod_env, plan_file
 from gradred._native import core
 from gradred.errors import Error, InvalidArgument, NotInitialized
-from gradred.process_sets import ProcessSet, on_init, on_shutdown
+from gradred.process_sets import ProcessSet, check_sets, on_init, on_shutdown
 
 __all__ = [
     "cross_rank",
@@ -85,21 +85,32 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
             _refuse_after_failure(core.failure())
             return
         _refuse_after_failure(_state.cause)
-        ranks = _ranks_of(comm)
-        # Rubbish in one rank's settings: the others should not wait for it in vain.
         horovod = horovod_env.translate(os.environ)
-        values, problem = config.load_valid(horovod.environ)
-        problem = "; ".join(filter(None, (horovod.problem, problem)))
+        values, rubbish = config.load_valid(horovod.environ)
+        # What is wrong on this rank: the others should not wait for it in vain, so it meets them
+        # all the same. See Note [Failures in init] in native/src/comm/world.cpp.
+        problems = [text for text in (horovod.problem, rubbish) if text]
+        ranks, sets, plans = _ranks_of(None), [], ""
+        try:
+            ranks = _ranks_of(comm)
+            sets = check_sets(process_sets or ())
+            plans = plan_file.read_for_job(values.plan)
+        except InvalidArgument as error:
+            problems.append(str(error))
         _prepare(values, horovod.environ)
         options = {**dataclasses.asdict(values), "prefix": sys.prefix, **ranks}
+        options["problem"] = "; ".join(problems)
         had_mpi = core.mpi_library() is not None
         _state.mpi_of_others = had_mpi and not _state.mpi_is_ours
-        note = config.job_text(values, {"gradred": gradred.__version__}, problem)
+        extra: dict[str, Any] = {"gradred": gradred.__version__}
+        if not problems:
+            extra["process_sets of init()"] = [s.ranks or "of a communicator" for s in sets]
+            extra["the file of GRADRED_PLAN (its digest)"] = plans
         try:
-            notes = core.open_world(options, note)
+            notes = core.open_world(options, config.job_text(values, extra))
         except Error as error:
-            if problem:
-                raise InvalidArgument(f"init: {problem}") from error
+            if core.mpi_is_over():
+                _state.cause = (error.kind, str(error))
             raise
         finally:
             _state.mpi_is_ours |= not had_mpi and core.mpi_library() is not None
@@ -113,8 +124,8 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
         _point_mpi4py_at_our_library()
         _report_once(horovod.notes)
         try:
-            on_init(process_sets or (), comm)
-        except Error as error:
+            on_init(sets, comm)
+        except Error as error:  # alike on all ranks, as the sets are
             shutdown(f"its init() failed: {error}")
             raise
         if values.timeline:

@@ -34,7 +34,6 @@ Scope = Literal["job", "rank"]
 # Written by the launcher and the test harness for the processes that they start; no settings.
 LAUNCHER_PREFIXES = ("GRADRED_JOB", "GRADRED_LOCAL_", "GRADRED_LAUNCH", "GRADRED_TEST_")
 
-_PROBLEM = "problem"  # key of job_text
 _ALGORITHMS = r"(allreduce|allgather):[0-9]{1,15}=[a-z_]+(,[0-9]{1,15}=[a-z_]+)*"
 
 
@@ -296,34 +295,25 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def job_text(settings: Settings, extra: Mapping[str, Any], problem: str = "") -> str:
-    """What must agree over ranks, as text: the settings of scope "job", and ``extra``.
-
-    problem: what is wrong with this rank's settings; the others hear of it in ``check_equal``.
-    """
+def job_text(settings: Settings, extra: Mapping[str, Any]) -> str:
+    """What must agree over ranks, as text: the settings of scope "job", and ``extra``."""
     values = {
         variable_of(f.name): getattr(settings, f.name)
         for f in dataclasses.fields(Settings)
         if f.metadata["setting"].scope == "job"
     }
-    return json.dumps({_PROBLEM: problem, **extra, **values})
+    return json.dumps({**extra, **values})
 
 
 def check_equal(texts: Sequence[str], aliases: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Raises, alike on all ranks, unless all settings are good and equal where they must be.
+    """Raises, alike on all ranks, unless all settings are equal where they must be.
 
     texts: of ``job_text``, in rank order. aliases: by variable, others that may have set it.
 
     Raises:
-        InvalidArgument: a rank's settings are rubbish; says whose.
         Mismatch: names settings, values and ranks.
     """
     ranks = [json.loads(text) for text in texts]
-    problems = _holders([values.pop(_PROBLEM) for values in ranks])
-    problems.pop("", None)
-    if problems:
-        parts = [f"{problem} on {_ranks(held)}" for problem, held in problems.items()]
-        raise InvalidArgument("init: " + "; ".join(parts))
     lines = []
     for name in dict.fromkeys(name for values in ranks for name in values):
         holders = _holders([json.dumps(values.get(name)) for values in ranks])

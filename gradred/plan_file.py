@@ -6,6 +6,7 @@ alone.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from gradred.errors import InvalidArgument
 
-__all__ = ["check_domain", "describe", "read", "write"]
+__all__ = ["check_domain", "describe", "of_job", "read", "read_for_job", "write"]
 
 FORMAT = "gradred plan 1"
 
@@ -66,6 +67,22 @@ def read(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
             raise InvalidArgument(f"{os.fspath(path)}: domain {number}: {problem}")
         domains.setdefault(domain["domain"], domain)
     return domains
+
+
+_of_job: dict[str, dict[str, Any]] = {}
+
+
+def read_for_job(path: str) -> str:
+    """Reads the file of ``GRADRED_PLAN`` at init; "" is none. Returns a digest of its plans, for
+    the ranks to compare. Raises as ``read``."""
+    _of_job.clear()
+    _of_job.update(read(path) if path else {})
+    return hashlib.sha256(json.dumps(_of_job, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def of_job() -> dict[str, dict[str, Any]]:
+    """The plans of ``GRADRED_PLAN`` by domain, as read at init. Local."""
+    return _of_job
 
 
 def check_domain(domain: Any) -> str:

@@ -264,14 +264,11 @@ def _ranks_of(comm: Any) -> list[int]:
     return sorted(ranks)
 
 
-def on_init(process_sets: Any, comm: Any) -> None:
-    """Fills in the global set and registers the others. Collective; for ``init``."""
-    global _comm_of_init
-    _comm_of_init = comm
-    global_process_set.ranks = list(range(core.size()))
+def check_sets(process_sets: Any) -> list[ProcessSet]:
+    """What ``init`` got as its sets, as a list; refuses what is none. Local."""
     if isinstance(process_sets, str):
         if process_sets.lower() == "dynamic":  # sets can always be added and removed
-            return
+            return []
         raise InvalidArgument(
             f"init: process_sets={process_sets!r}: expected a list of ProcessSet, or 'dynamic'"
         )
@@ -281,7 +278,15 @@ def on_init(process_sets: Any, comm: Any) -> None:
             raise InvalidArgument(f"init: process_sets: expected ProcessSet, got {process_set!r}")
         if sum(other is process_set for other in given) > 1:
             raise InvalidArgument(f"init: process_sets: {process_set!r} is named twice")
-    for process_set in given:
+    return given
+
+
+def on_init(process_sets: Iterable[ProcessSet], comm: Any) -> None:
+    """Fills in the global set and registers the others. Collective; for ``init``."""
+    global _comm_of_init
+    _comm_of_init = comm
+    global_process_set.ranks = list(range(core.size()))
+    for process_set in process_sets:
         add_process_set(process_set)
 
 

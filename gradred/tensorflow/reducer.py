@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -192,11 +191,8 @@ def make_plans(
 
 
 def _saved_plan(path: str, name: str, counts: list[int]) -> grouping.Plan | None:
-    """The plan of a file for a domain with entries of these sizes; None if there is none.
-
-    Raises InvalidArgument for a file that is none of plans.
-    """
-    domain = _plan_file(path).get(name)
+    """The plan of the job's file for a domain with entries of these sizes, if there is one."""
+    domain = plan_file.of_job().get(name)
     if domain is None:
         why = "has no such domain"
     elif len(domain["counts"]) != len(counts) or any(
@@ -209,11 +205,6 @@ def _saved_plan(path: str, name: str, counts: list[int]) -> grouping.Plan | None
         return grouping.Plan(tuple(domain["order"]), tuple(domain["group_ends"]))
     logger.warning("GRADRED_PLAN=%s: no plan for '%s': the file %s", path, name, why)
     return None
-
-
-@functools.cache
-def _plan_file(path: str) -> dict[str, dict[str, Any]]:
-    return plan_file.read(path)
 
 
 def reduce_gradients(

@@ -43,6 +43,7 @@ comm::WorldOptions WorldOptionsFrom(const py::dict& options) {
   o.algorithms = Get<std::string>(options, "algorithms");
   o.reproducible = Get<bool>(options, "reproducible");
   o.timeout = Seconds(options, "init_timeout_seconds");
+  o.problem = Get<std::string>(options, "problem");
   return o;
 }
 
@@ -83,7 +84,7 @@ std::vector<std::string> ExchangeNotes(comm::World& world, const std::string& mi
   const auto communicator = comm::MakeAlgorithmCommunicator(transport, everyone, kNotesChannel);
   const auto gather = [&](const void* data, void* all, std::vector<int64_t> nbytes) {
     const comm::WorkPtr work = communicator->AllGatherV(data, all, std::move(nbytes));
-    ThrowIfError(comm::Wait(*work, transport, timeout, "exchange of settings at init"));
+    world.Wait(*work, timeout, "exchange of settings at init");
   };
 
   const int64_t my_nbytes = static_cast<int64_t>(mine.size());
@@ -163,6 +164,7 @@ void BindWorld(py::module_& m) {
   m.def("start_engine", &StartEngine, py::arg("options"));
   m.def("mpi_library", &MpiLibrary);
   m.def("mpi_one_at_a_time", [] { return comm::mpi::Process::Get().one_at_a_time(); });
+  m.def("mpi_is_over", [] { return comm::mpi::Process::Get().over(); });
   m.def("algorithms", &Algorithms, py::arg("size"), py::arg("text"), py::arg("reproducible"));
 }
 

@@ -7,6 +7,23 @@ import pytest
 from multiproc import failures
 
 
+def test_what_is_wrong_in_init_reaches_all(run_ranks) -> None:
+    failures.check_init(run_ranks, "gradred")
+
+
+def test_a_rank_that_ends_before_init(run_ranks) -> None:
+    failures.check_late(
+        run_ranks, "gradred", "sys.exit(3)", "ended before the job was open", "exit code 3"
+    )
+
+
+def test_a_rank_that_cannot_open_mpi(run_ranks) -> None:
+    library = 'os.environ["GRADRED_MPI_LIBRARY"] = "/no/such/libmpi.so"'
+    failures.check_late(
+        run_ranks, "gradred", library, "could not open the job", "/no/such/libmpi.so"
+    )
+
+
 def test_raise(run_ranks) -> None:
     failures.check_raise(run_ranks, "gradred")
 

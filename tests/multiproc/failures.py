@@ -94,10 +94,93 @@ else:
 """
 )
 
+# Rank 1 alone has something wrong; then all try again. `tries`: (variables of rank 1, arguments of
+# its init) each.
+INIT = """
+import json, os, sys, time
+import gradred as gr
+
+def attempt(*, variables=(), arguments=None):
+    mine = RANK == 1
+    os.environ.update(dict(variables) if mine else {})
+    start = time.monotonic()
+    try:
+        gr.init(**((arguments or {}) if mine else {}))
+    except gr.Error as error:
+        print(json.dumps([error.kind, str(error), time.monotonic() - start]))
+    for name, _ in variables:
+        os.environ.pop(name, None)
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("GRADRED_LOCAL_RANK")))
+attempt(variables=[("GRADRED_NULL", "maybe")])
+attempt(variables=[("GRADRED_ALGORITHMS", "allreduce:0=telepathy")])
+attempt(variables=[("GRADRED_PLAN", "/no/such/file")])
+attempt(variables=[("GRADRED_TRANSPORT", "self")])
+attempt(arguments={"comm": "garbage"})
+attempt(arguments={"process_sets": [3]})
+attempt(arguments={"process_sets": [gr.ProcessSet([0])]})
+assert not gr.is_initialized()
+attempt()
+assert gr.size() == 3
+gr.shutdown()
+"""
+
+# Rank 1 never comes to init.
+LATE = """
+import json, os, sys, time
+import gradred as gr
+if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("GRADRED_LOCAL_RANK"))) == 1:
+    FAIL
+start = time.monotonic()
+try:
+    gr.init()
+except gr.Error as error:
+    print(json.dumps([error.kind, str(error), time.monotonic() - start]))
+try:
+    gr.init()
+except gr.Error as error:
+    print(json.dumps([error.kind, str(error), 0]))
+"""
+
 
 def caught(text: str) -> list[tuple[str, str, float]]:
     """What a rank printed: kind, message, seconds."""
     return [tuple(json.loads(line)) for line in text.splitlines() if line.startswith("[")]
+
+
+def check_init(run_ranks, launcher: str) -> None:
+    result = run_ranks(3, INIT, launcher=launcher)
+    assert result.returncode == 0, result.text
+    expected = [
+        ("InvalidArgument", "GRADRED_NULL='maybe'"),
+        ("InvalidArgument", "'telepathy'"),
+        ("InvalidArgument", "/no/such/file"),
+        ("InvalidArgument", "GRADRED_TRANSPORT=self"),
+        ("InvalidArgument", "comm='garbage'"),
+        ("InvalidArgument", "expected ProcessSet, got 3"),
+        ("Mismatch", "process_sets of init() is [] on ranks 0, 2, [[0]] on rank 1"),
+    ]
+    for rank in range(3):
+        lines = caught(result.out[rank])
+        assert len(lines) == len(expected), result.text
+        for (kind, text, seconds), (wanted, part) in zip(lines, expected, strict=True):
+            assert kind == wanted, result.text
+            assert part in text, result.text
+            assert "rank 1" in text, result.text
+            assert seconds < 10, result.text
+
+
+def check_late(run_ranks, launcher: str, failure: str, *parts: str) -> None:
+    """A rank that ends, or fails, where the others cannot be met."""
+    result = run_ranks(3, LATE.replace("FAIL", failure), launcher=launcher)
+    assert result.returncode != 0, result.text
+    for rank in (0, 2):
+        (_, text, seconds), (_, again, _) = caught(result.out[rank])
+        assert "rank 1" in text, result.text
+        assert "rank 1" in again or launcher == "local", result.text
+        for part in parts:
+            assert part in text, result.text
+        assert seconds < 10, result.text
 
 
 def check_raise(run_ranks, launcher: str) -> None:

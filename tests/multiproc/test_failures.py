@@ -5,6 +5,14 @@ from __future__ import annotations
 from multiproc import failures
 
 
+def test_what_is_wrong_in_init_reaches_all(run_ranks) -> None:
+    failures.check_init(run_ranks, "local")
+
+
+def test_a_rank_that_ends_before_init(run_ranks) -> None:
+    failures.check_late(run_ranks, "local", "sys.exit(3)", "before the job was open", "exit code 3")
+
+
 def test_raise(run_ranks) -> None:
     failures.check_raise(run_ranks, "local")
 

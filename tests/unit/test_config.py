@@ -99,11 +99,8 @@ def test_many_ranks_are_not_all_listed() -> None:
         config.check_equal([usual] * 1000 + [other])
 
 
-def test_rubbish_on_one_rank_is_told_to_all() -> None:
+def test_rubbish_leaves_the_default() -> None:
     values, problem = config.load_valid({"GRADRED_NULL": "maybe", "GRADRED_WIRE": "float16"})
     assert values.null is False
     assert values.wire == "float16"
-    good = config.job_text(values, {})
-    bad = config.job_text(values, {}, problem)
-    with pytest.raises(InvalidArgument, match=r"GRADRED_NULL='maybe': .* on ranks 1, 2$"):
-        config.check_equal([good, bad, bad])
+    assert problem.startswith("GRADRED_NULL='maybe': ")

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/bootstrap.h"
+#include "comm/job_notes.h"
 #include "comm/transport.h"
 #include "comm/world.h"
 
@@ -31,8 +32,11 @@ class Fabric {
   virtual void Abort() = 0;
 };
 
-std::unique_ptr<Fabric> OpenMpiFabric(const WorldOptions& options);    // comm/mpi/
-std::unique_ptr<Fabric> OpenLocalFabric(const WorldOptions& options);  // comm/local/
+std::unique_ptr<Fabric> OpenMpiFabric(const WorldOptions& options);  // comm/mpi/
+std::unique_ptr<Fabric> OpenLocalFabric(const WorldOptions& options,
+                                        const OpeningCheck& check);  // comm/local/
+// A call of MPI does not return: from now on nothing of MPI is called in this process.
+void LeaveMpi();  // comm/mpi/
 // What a launcher's variables say of this process; size 0: not launched.
 struct LauncherInfo {
   std::string name;    // "mpirun of Open MPI"; empty: none

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 namespace gradred::comm {
 namespace {
@@ -54,7 +55,7 @@ bool IsAlive(const ProcessId& process) {
          state != 'X';
 }
 
-Peers::Peers(std::vector<Peer> peers, std::function<Farewell(int rank)> farewell, std::string notes)
+Peers::Peers(std::vector<Peer> peers, std::function<Farewell(int rank)> farewell, JobNotes notes)
     : farewell_(std::move(farewell)), notes_(std::move(notes)) {
   for (Peer& peer : peers) {
     const int fd = OpenPidFd(peer.process.pid);
@@ -83,33 +84,24 @@ void Peers::FindEnded() {
   }
 }
 
-std::string Peers::NoteOf(int rank) const {
-  if (notes_.empty()) return "";
-  std::ifstream file(notes_ + "/rank-" + std::to_string(rank));
-  std::string note;
-  std::getline(file, note);
-  return note;
-}
-
 std::optional<Status> Peers::Check() {
   FindEnded();
   std::string text;
   bool complete = true;
   for (const Watched& watched : watched_) {
-    if (!watched.ended) continue;
     const Peer& peer = watched.peer;
     const Farewell farewell = farewell_(peer.rank);
-    if (farewell.closed) continue;
+    if (farewell.closed || (!watched.ended && farewell.cause.empty())) continue;
     if (!text.empty()) text += "; ";
     text += "rank " + std::to_string(peer.rank) + " on " + peer.host + " (pid " +
             std::to_string(peer.process.pid) + ")";
     if (!farewell.cause.empty()) {
-      text += " ended after an error: " + farewell.cause;
+      text += (watched.ended ? " ended after an error: " : " failed: ") + farewell.cause;
       continue;
     }
-    const std::string note = NoteOf(peer.rank);
+    const std::string note = notes_.EndOf(peer.rank);
     text += " ended without closing the job" + (note.empty() ? "" : ": " + note);
-    complete = complete && (notes_.empty() || !note.empty());
+    complete = complete && (!notes_.exist() || !note.empty());
   }
   if (text.empty()) return std::nullopt;
   if (first_loss_ == 0) first_loss_ = Now();

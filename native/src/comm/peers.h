@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "comm/job_notes.h"
 
 namespace gradred::comm {
 
@@ -37,15 +38,14 @@ struct Farewell {
 // has none.
 class Peers {
  public:
-  // `notes`: a folder where a launcher leaves in rank-<r> the signal that ended the rank; empty:
-  // none.
-  Peers(std::vector<Peer> peers, std::function<Farewell(int rank)> farewell, std::string notes);
+  // `notes`: where a launcher leaves what ended a rank.
+  Peers(std::vector<Peer> peers, std::function<Farewell(int rank)> farewell, JobNotes notes);
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // kPeerLost naming every rank that has ended without closing. Gives the launcher up to a second
-  // to leave its note: until then there is no loss yet.
+  // kPeerLost naming every rank that has ended without closing, or has failed and may go on without
+  // us. Gives the launcher up to a second to leave its note: until then there is no loss yet.
   std::optional<Status> Check();
 
  private:
@@ -55,11 +55,10 @@ class Peers {
     bool ended;
   };
   void FindEnded();
-  std::string NoteOf(int rank) const;
 
   std::vector<Watched> watched_;
   std::function<Farewell(int rank)> farewell_;
-  std::string notes_;
+  const JobNotes notes_;
   Nanos first_loss_ = 0;
 };
 

@@ -16,6 +16,7 @@ struct Hello {
   std::string host_id, host;
   ProcessId process;
   uint64_t nonce = 0;
+  std::string problem;
   std::vector<std::string> settings;  // in the order of kSettings
 };
 
@@ -36,6 +37,7 @@ std::string Pack(const WorldOptions& options) {
   writer.Put(me.pid);
   writer.Put(me.start);
   writer.Put(static_cast<uint64_t>(random()) << 32 | random());
+  writer.PutString(options.problem);
   writer.PutString(options.intra);
   writer.PutString(std::to_string(options.virtual_nodes));
   writer.PutString(std::to_string(options.chunk_nbytes));
@@ -50,6 +52,7 @@ Hello Unpack(const std::string& bytes) {
   hello.process.pid = reader.Get<int>();
   hello.process.start = reader.Get<uint64_t>();
   hello.nonce = reader.Get<uint64_t>();
+  hello.problem = reader.GetString();
   while (!reader.AtEnd()) hello.settings.push_back(reader.GetString());
   return hello;
 }
@@ -61,6 +64,17 @@ std::string ListOf(const std::vector<int>& ranks) {
   }
   if (ranks.size() > 8) text += " and " + std::to_string(ranks.size() - 8) + " more";
   return text;
+}
+
+void CheckProblems(const std::vector<Hello>& hellos) {
+  std::map<std::string, std::vector<int>> ranks_of;
+  for (size_t rank = 0; rank < hellos.size(); ++rank)
+    if (!hellos[rank].problem.empty())
+      ranks_of[hellos[rank].problem].push_back(static_cast<int>(rank));
+  std::string text;
+  for (const auto& [problem, ranks] : ranks_of)
+    text += (text.empty() ? "" : "; ") + problem + ", on " + ListOf(ranks);
+  if (!text.empty()) throw Error(Kind::kInvalidArgument, text);
 }
 
 void CheckSettings(const std::vector<Hello>& hellos) {
@@ -98,6 +112,7 @@ Roster MakeRoster(Bootstrap& bootstrap, const WorldOptions& options) {
   for (const std::string& bytes : bootstrap.AllGather(Pack(options))) {
     hellos.push_back(Unpack(bytes));
   }
+  CheckProblems(hellos);
   CheckSettings(hellos);
 
   Roster roster;

@@ -21,8 +21,8 @@ struct Roster {
   int machines() const;
 };
 
-// Collective. Throws on all ranks the same kMismatch when options that must agree differ, with the
-// values and the ranks.
+// Collective. Throws on all ranks the same: kInvalidArgument with the ranks that have a problem and
+// what it is; kMismatch when options that must agree differ, with the values and the ranks.
 Roster MakeRoster(Bootstrap& bootstrap, const WorldOptions& options);
 
 }  // namespace gradred::comm

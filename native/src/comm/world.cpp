@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <numeric>
 
 #include "comm/algorithm_communicator.h"
 #include "comm/fabric.h"
 #include "comm/hierarchical.h"
+#include "comm/job_notes.h"
 #include "comm/node_first.h"
 #include "comm/peers.h"
 #include "comm/roster.h"
@@ -16,6 +18,7 @@
 #include "comm/shm/communicator.h"
 #include "comm/shm/open_page.h"
 #include "comm/shm/transport.h"
+#include "comm/watched.h"
 
 namespace gradred::comm {
 namespace {
@@ -90,6 +93,7 @@ class WorldImpl final : public World {
   int64_t network_nbytes() const override {
     return transports_[1]->far_sent_nbytes() + transports_[3]->far_sent_nbytes();
   }
+  void Wait(Work& work, Nanos timeout, const std::string& what) override;
   void Close() override;
   void Abort(const Status& cause) override;
 
@@ -97,6 +101,7 @@ class WorldImpl final : public World {
   enum class State { kOpen, kClosed, kAborted };
 
   void OpenTransports();
+  void WatchPeers();
   bool Forked() const { return getpid() != pid_; }
   int PageIndexOf(int rank) const;
   std::unique_ptr<Communicator> MakeFlat(Transport& transport, std::vector<int> members, int lane,
@@ -128,8 +133,17 @@ WorldImpl::WorldImpl(std::unique_ptr<Fabric> fabric, const WorldOptions& options
   topology_ = Topology::Make(bootstrap.rank(), roster_.node_of);
   machine_ranks_ = roster_.MachineRanks(topology_.rank);
   page_ = shm::OpenPage(bootstrap, roster_.machine_of, roster_.nonce);
-  OpenTransports();
+  try {
+    OpenTransports();
+    WatchPeers();
+  } catch (...) {  // the others have met this rank and look at its page from now on
+    page_->Leave(PageIndexOf(topology_.rank), shm::MemberState::kFailed,
+                 CurrentException().message());
+    throw;
+  }
+}
 
+void WorldImpl::WatchPeers() {
   std::vector<Peer> peers;
   for (const int rank : machine_ranks_) {
     if (rank != topology_.rank) peers.push_back(roster_.ranks[static_cast<size_t>(rank)]);
@@ -142,8 +156,7 @@ WorldImpl::WorldImpl(std::unique_ptr<Fabric> fabric, const WorldOptions& options
     if (state == shm::MemberState::kFailed) result.cause = member.cause;
     return result;
   };
-  const char* notes = std::getenv("GRADRED_JOB_DIR");
-  peers_ = std::make_unique<Peers>(std::move(peers), farewell, notes == nullptr ? "" : notes);
+  peers_ = std::make_unique<Peers>(std::move(peers), farewell, JobNotes::OfJob());
 }
 
 // Shared memory to the ranks of my node. To those of other virtual nodes the fabric's messages, as
@@ -256,21 +269,28 @@ std::optional<Status> WorldImpl::CheckPeers() {
   return peers_->Check();
 }
 
+void WorldImpl::Wait(Work& work, Nanos timeout, const std::string& what) {
+  constexpr Nanos kLook = 100 * kMillisecond;
+  const Nanos start = Now();
+  while (true) {
+    const Status status = comm::Wait(work, control(), kLook, what);
+    if (status.ok()) return;
+    if (work.Poll()) throw Error(status);
+    if (const std::optional<Status> lost = CheckPeers()) throw Error(*lost);
+    if (Now() - start > timeout)
+      throw Error(Kind::kTimeout, "rank " + std::to_string(topology_.rank) + ": " + what +
+                                      " did not finish within " +
+                                      std::to_string(timeout / kSecond) + " s");
+  }
+}
+
 void WorldImpl::Close() {
   if (state_ != State::kOpen || Forked()) return;
   std::vector<int> all(static_cast<size_t>(topology_.size));
   std::iota(all.begin(), all.end(), 0);
   auto everybody = MakeAlgorithmCommunicator(control(), all, kCloseChannel);
   const WorkPtr barrier = everybody->Barrier();
-  const Nanos start = Now();
-  constexpr Nanos kLook = 100 * kMillisecond;
-  while (true) {
-    const Status status = Wait(*barrier, control(), kLook, "closing the job");
-    if (status.ok()) break;
-    if (barrier->Poll()) throw Error(status);
-    if (const std::optional<Status> lost = CheckPeers()) throw Error(*lost);
-    if (Now() - start > options_.timeout) throw Error(status);
-  }
+  Wait(*barrier, options_.timeout, "closing the job");
   page_->Leave(PageIndexOf(topology_.rank), shm::MemberState::kClosed, "");
   state_ = State::kClosed;
   // The bells stay: whoever used the transports may ring while it is taken down.
@@ -288,6 +308,15 @@ void WorldImpl::Abort(const Status& cause) {
   fabric_->Abort();
 }
 
+void CheckWord(const char* name, const std::string& value,
+               const std::vector<std::string>& allowed) {
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
+  std::string text;
+  for (const std::string& word : allowed) text += (text.empty() ? "" : ", ") + word;
+  throw Error(Kind::kInvalidArgument,
+              std::string(name) + ": expected one of " + text + ", got '" + value + "'");
+}
+
 std::string ChooseTransport(const WorldOptions& options) {
   if (options.transport == "self") {
     const LauncherInfo launcher = FindLauncher();
@@ -297,6 +326,7 @@ std::string ChooseTransport(const WorldOptions& options) {
                                               std::to_string(size) +
                                               " were started: unset it, or start one");
   }
+  CheckWord("transport", options.transport, {"auto", "mpi", "local", "self"});
   if (options.transport != "auto") return options.transport;
   if (options.mpi_comm != nullptr) return "mpi";
   const LauncherInfo launcher = FindLauncher();
@@ -317,16 +347,7 @@ std::string ChooseTransport(const WorldOptions& options) {
 }
 
 void CheckOptions(const WorldOptions& options) {
-  const auto check = [](const char* name, const std::string& value,
-                        const std::vector<std::string>& allowed) {
-    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
-    std::string text;
-    for (const std::string& word : allowed) text += (text.empty() ? "" : ", ") + word;
-    throw Error(Kind::kInvalidArgument,
-                std::string(name) + ": expected one of " + text + ", got '" + value + "'");
-  };
-  check("transport", options.transport, {"auto", "mpi", "local", "self"});
-  check("intra", options.intra, {"shm", "flat"});
+  CheckWord("intra", options.intra, {"shm", "flat"});
   ParseAlgorithms(options.algorithms, options.reproducible);
   if (options.virtual_nodes < 1) {
     throw Error(Kind::kInvalidArgument,
@@ -334,14 +355,79 @@ void CheckOptions(const WorldOptions& options) {
   }
 }
 
+// Note [Failures in init]
+// What is wrong on one rank must reach the others, which wait for it:
+//   1. bad options: the rank meets the others all the same, with defaults in their place, and
+//      tells them; all throw the same (`problem`, MakeRoster);
+//   2. it cannot meet (no library, a wrong launcher), its program ends or never comes: the notes of
+//      the job's folder, which all look at while they wait (OpeningCheck). MPI_Init and MPI's
+//      collectives cannot be interrupted: where there are notes they run in a thread that is left
+//      behind, and MPI is not called again. Under a plain mpirun, mpirun ends the job;
+//   3. it fails or ends after the meeting: its state in the machine's page (Peers).
+WorldOptions WithProblems(const WorldOptions& options) {
+  WorldOptions chosen = options;
+  const auto add = [&chosen] {
+    if (!chosen.problem.empty()) chosen.problem += "; ";
+    chosen.problem += CurrentException().message();
+  };
+  try {
+    CheckOptions(chosen);
+  } catch (...) {
+    add();
+    const WorldOptions defaults;
+    chosen.intra = defaults.intra;
+    chosen.virtual_nodes = defaults.virtual_nodes;
+    chosen.algorithms = defaults.algorithms;
+  }
+  try {
+    chosen.transport = ChooseTransport(chosen);
+  } catch (...) {
+    add();
+    chosen.transport = "auto";
+    try {
+      chosen.transport = ChooseTransport(chosen);
+    } catch (...) {
+      throw Error(Kind::kInvalidArgument, chosen.problem);
+    }
+  }
+  return chosen;
+}
+
+// By the launcher's numbers; -1: not said.
+int RankOfLauncher() {
+  if (const LauncherInfo launcher = FindLauncher(); launcher.rank >= 0) return launcher.rank;
+  const char* local = std::getenv("GRADRED_LOCAL_RANK");
+  return local == nullptr ? -1 : std::atoi(local);
+}
+
 }  // namespace
 
 std::unique_ptr<World> OpenWorld(const WorldOptions& options) {
-  CheckOptions(options);
-  WorldOptions chosen = options;
-  chosen.transport = ChooseTransport(options);
-  return std::make_unique<WorldImpl>(
-      chosen.transport == "mpi" ? OpenMpiFabric(chosen) : OpenLocalFabric(chosen), chosen);
+  static std::atomic<int> openings{0};
+  const JobNotes notes = JobNotes::OfJob();
+  const int opening = ++openings, rank = RankOfLauncher();
+  const OpeningCheck check =
+      CheckOf(notes, {rank, options.ranks, options.mpi_comm != nullptr}, opening);
+  std::string problem;
+  try {
+    const WorldOptions chosen = WithProblems(options);
+    problem = chosen.problem;
+    if (chosen.transport != "mpi")
+      return std::make_unique<WorldImpl>(OpenLocalFabric(chosen, check), chosen);
+    const auto open = [chosen]() -> std::unique_ptr<World> {
+      return std::make_unique<WorldImpl>(OpenMpiFabric(chosen), chosen);
+    };
+    if (!notes.exist() || FindLauncher().size <= 1) return open();
+    return RunWatched<std::unique_ptr<World>>(open, check, options.timeout, LeaveMpi,
+                                              "rank " + std::to_string(rank) + ": opening MPI");
+  } catch (...) {
+    Status failure = CurrentException();
+    if (failure.message().find(problem) == std::string::npos)  // there was no meeting to say it
+      failure = Status(Kind::kInvalidArgument, problem);
+    // The first failure is the cause; what follows from it is not told again.
+    if (!check()) notes.TellFailure(rank, opening, failure);
+    throw Error(failure);
+  }
 }
 
 }  // namespace gradred::comm

@@ -52,6 +52,10 @@ class World {
   // a second by the control thread.
   virtual std::optional<Status> CheckPeers() = 0;
 
+  // Waits for work on control() while nobody else uses it, and looks after the peers meanwhile:
+  // throws what becomes of it, or of them, or kTimeout naming `what`.
+  virtual void Wait(Work& work, Nanos timeout, const std::string& what) = 0;
+
   // Collective, at a clean end: no peer's end is a loss from here on. Throws on time out.
   virtual void Close() = 0;
   // After an engine error: aborts the transports; nothing of the outside library is called again,
@@ -74,6 +78,9 @@ struct WorldOptions {
   std::string algorithms;    // see ParseAlgorithms; empty: the defaults
   bool reproducible = true;  // false: algorithms may add in an order that changes with the sizes
   Nanos timeout = 300 * kSecond;  // for opening
+  // What is wrong with this rank's settings, told to all: opening throws it as kInvalidArgument on
+  // every rank. Empty: nothing.
+  std::string problem;
 };
 
 // Collective over the job. auto: local when GRADRED_LOCAL_SIZE is set (see comm/local/), but mpi

@@ -80,7 +80,7 @@ int LocalLauncherSize() {
   return std::getenv("GRADRED_LOCAL_SIZE") == nullptr ? 0 : NumberOf("GRADRED_LOCAL_SIZE");
 }
 
-std::unique_ptr<Fabric> OpenLocalFabric(const WorldOptions& options) {
+std::unique_ptr<Fabric> OpenLocalFabric(const WorldOptions& options, const OpeningCheck& check) {
   // One rank by itself has nobody to meet.
   const bool alone = options.transport == "self";
   const int rank = alone ? 0 : NumberOf("GRADRED_LOCAL_RANK");
@@ -89,7 +89,7 @@ std::unique_ptr<Fabric> OpenLocalFabric(const WorldOptions& options) {
       options.ranks.empty() ? Place{rank, size, ""} : PlaceIn(options.ranks, rank, size);
   const std::string job = place.size > 1 ? Variable("GRADRED_JOB") + place.suffix : "";
   return std::make_unique<LocalFabric>(
-      local::Meet(job, place.rank, place.size, Now() + options.timeout));
+      local::Meet(job, place.rank, place.size, Now() + options.timeout, check));
 }
 
 }  // namespace gradred::comm

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/digest.h"
@@ -16,6 +18,15 @@ namespace gradred::comm::local {
 namespace {
 
 constexpr uint32_t kHello = 0x67726431;  // "grd1"
+
+constexpr Nanos kStep = 5 * kMillisecond;
+constexpr Nanos kLook = 50 * kMillisecond;  // how often to ask for ranks that will not come
+constexpr Nanos kNoteDelay = 500 * kMillisecond;
+
+void Sleep(Nanos time) {
+  const timespec pause{0, static_cast<long>(time)};
+  nanosleep(&pause, nullptr);
+}
 
 std::string SocketName(const std::string& job) {
   const Digest digest = DigestOf(job, geteuid());
@@ -58,8 +69,10 @@ class Alone final : public Bootstrap {
 
 class Host final : public Bootstrap {
  public:
-  Host(const std::string& job, int size, Nanos deadline)
-      : deadline_(deadline), guests_(static_cast<size_t>(size)), pids_(static_cast<size_t>(size)) {
+  Host(const std::string& job, int size, Nanos deadline, OpeningCheck check)
+      : deadline_(deadline),
+        check_(std::move(check)),
+        guests_(static_cast<size_t>(size)), pids_(static_cast<size_t>(size)) {
     // Closed when all have come, so that a later opening of the same ranks cannot reach this one.
     Socket listener = Socket::Listen(SocketName(job), size);
     while (true) {
@@ -72,6 +85,7 @@ class Host final : public Bootstrap {
                                   "those ranks"});
       }
       WaitForGuest(listener);
+      if (const std::optional<Status> failure = check_()) Fail(*failure);
     }
     Answer("");
   }
@@ -114,7 +128,7 @@ class Host final : public Bootstrap {
     }
     const Nanos left = std::max<Nanos>(deadline_ - Now(), 0);
     poll(entries.data(), entries.size(),
-         static_cast<int>(std::min<Nanos>(left / kMillisecond + 1, 1000)));
+         static_cast<int>(std::min(left, kLook) / kMillisecond + 1));
     for (int rank = 1; rank < size(); ++rank) {  // a guest says nothing before it is answered
       const Socket& guest = guests_[static_cast<size_t>(rank)];
       if (guest && guest.Closed()) FailLost(rank);
@@ -170,6 +184,9 @@ class Host final : public Bootstrap {
   }
 
   [[noreturn]] void FailLost(int rank) {
+    // Its note says more, and may come a little later than the end of the connection.
+    for (const Nanos until = Now() + kNoteDelay; Now() < until; Sleep(kStep))
+      if (const std::optional<Status> failure = check_()) Fail(*failure);
     Fail({Kind::kPeerLost, "rank " + std::to_string(rank) + " (pid " +
                                std::to_string(pids_[static_cast<size_t>(rank)]) +
                                ") ended while the job was opening"});
@@ -189,25 +206,30 @@ class Host final : public Bootstrap {
   }
 
   Nanos deadline_;
+  const OpeningCheck check_;
   std::vector<Socket> guests_;  // by rank; [0] is empty
   std::vector<int> pids_;
 };
 
 class Guest final : public Bootstrap {
  public:
-  Guest(const std::string& job, int rank, int size, Nanos deadline)
+  Guest(const std::string& job, int rank, int size, Nanos deadline, const OpeningCheck& check)
       : rank_(rank), size_(size), deadline_(deadline) {
     const std::string name = SocketName(job);
+    Nanos looked = Now();
     while (true) {
       host_ = Socket::TryConnect(name);
       if (host_) break;
+      if (Now() - looked > kLook) {
+        if (const std::optional<Status> failure = check()) throw Error(*failure);
+        looked = Now();
+      }
       if (Now() >= deadline_) {
         throw Error(Kind::kTimeout, "job '" + job + "': rank 0 of " + std::to_string(size) +
                                         " did not come within the time to open, says rank " +
                                         std::to_string(rank));
       }
-      const timespec pause{0, 5'000'000};
-      nanosleep(&pause, nullptr);
+      Sleep(kStep);
     }
     if (!host_.PeerIsSameUser()) {
       throw Error(Kind::kTransportError, "rank " + std::to_string(rank) +
@@ -255,14 +277,15 @@ class Guest final : public Bootstrap {
 
 }  // namespace
 
-std::unique_ptr<Bootstrap> Meet(const std::string& job, int rank, int size, Nanos deadline) {
+std::unique_ptr<Bootstrap> Meet(const std::string& job, int rank, int size, Nanos deadline,
+                                const OpeningCheck& check) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw Error(Kind::kInvalidArgument, "rank " + std::to_string(rank) + " of " +
                                             std::to_string(size) + " ranks on this machine");
   }
   if (size == 1) return std::make_unique<Alone>();
-  if (rank == 0) return std::make_unique<Host>(job, size, deadline);
-  return std::make_unique<Guest>(job, rank, size, deadline);
+  if (rank == 0) return std::make_unique<Host>(job, size, deadline, check);
+  return std::make_unique<Guest>(job, rank, size, deadline, check);
 }
 
 }  // namespace gradred::comm::local

@@ -72,6 +72,10 @@ class LoopbackWorld : public World {
     return std::nullopt;
   }
 
+  void Wait(Work& work, Nanos timeout, const std::string& what) override {
+    ThrowIfError(comm::Wait(work, control(), timeout, what));
+  }
+
   void Close() override {
     bootstrap_->AllGather("");  // so that nobody is seen leaving by a rank that still works
     Life alive = Life::kAlive;

@@ -400,6 +400,8 @@ std::unique_ptr<Fabric> OpenMpiFabric(const WorldOptions& options) {
               "an MPI library of unknown binary interface was chosen: " + library.Describe());
 }
 
+void LeaveMpi() { mpi::Process::Get().End(); }
+
 bool MpiIsInitialized() {
   for (const mpi::Library& library : mpi::LoadedLibraries())
     if (library.initialized && !library.finalized) return true;
