@@ -215,7 +215,7 @@ class Settings:
         300.0,
         "float",
         "rank",
-        "longest wait for the other ranks in init(); MPI_Init has no limit",
+        "longest wait for the other ranks in init(); MPI has no limit under a plain mpirun",
         low=0.1,
         high=1e8,
     )

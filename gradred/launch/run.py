@@ -11,14 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gradred.launch import launchers, local, mpirun, processes
+from gradred.launch import folder, launchers, local, mpirun, processes
 from gradred.launch.errors import UsageError
 from gradred.launch.hosts import Host
 from gradred.launch.output import Output
@@ -66,9 +65,7 @@ class JobRun:
         self._options = options
         self._launcher = launchers.choose(options.launcher, options.hosts)
         self._selector = selectors.DefaultSelector()
-        base = tempfile.gettempdir()
-        # A socket's path has room for about 100 characters.
-        self._folder = tempfile.mkdtemp(prefix="gradred-", dir=base if len(base) < 60 else "/tmp")
+        self._folder, self._folder_lock = folder.make()
         self._main_pids: set[int] = set()  # mpirun, or the supervisors
         self._main_code = 0  # the first that was not 0
         self._signals: list[int] = []
@@ -99,6 +96,7 @@ class JobRun:
             output.close()
             processes.remove_files(self._files)
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._folder_lock)
 
     # Start.
 

@@ -15,6 +15,7 @@ run as a file by ``python -S -E``, to be there in tens of milliseconds.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -144,6 +145,12 @@ def send_output(folder: str, rank: int) -> list[int] | None:
     return [out[1], err[1]]
 
 
+def hold(folder: str) -> None:
+    """Until this process ends nobody sweeps the folder: see gradred/launch/folder.py."""
+    descriptor = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
 def in_foreground() -> bool:
     """A Ctrl-C at the terminal reaches this process and its children by itself."""
     try:
@@ -194,6 +201,7 @@ def main() -> int:
     place = find_place(os.environ)
     folder = os.environ["GRADRED_JOB_DIR"]
     os.makedirs(folder, mode=0o700, exist_ok=True)  # it is new on a machine without `gradred run`
+    hold(folder)
     bind(place, options["bind"])
     output = send_output(folder, place["rank"])
 

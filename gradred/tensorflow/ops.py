@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -40,7 +42,11 @@ class Domain:
     members: tuple[Member, ...]
 
 
-_declared: dict[tuple[Any, ...], Domain] = {}
+_declared: dict[tuple[Any, ...], Domain] = {}  # by graphs, which keep the keys
+# By eager calls, the latest last: names and shapes may change from call to call.
+_eager: collections.OrderedDict[tuple[Any, ...], Domain] = collections.OrderedDict()
+_MOST_EAGER = 1024
+_lock = threading.Lock()
 _numbers = itertools.count()
 
 
@@ -59,8 +65,14 @@ def declare(
     native/src/engine/plan_book.h.
     """
     identity = (name, tuple(members), tuple(group_ends), process_set, wish, planned)
-    domain = _declared.get(identity)
-    if domain is None:
+    eager = tf.executing_eagerly()
+    with _lock:
+        domains = _eager if eager else _declared
+        domain = domains.get(identity)
+        if domain is not None:
+            if eager:
+                _eager.move_to_end(identity)
+            return domain
         # See Note [Names of specs] in native/tf/domains.h.
         domain = Domain(name, f"{name}#{next(_numbers)}", tuple(members))
         entries = [{**asdict(m), "shape": list(m.shape)} for m in members]
@@ -74,7 +86,9 @@ def declare(
                 list(wish.ends) if wish else [],
                 planned,
             )
-        _declared[identity] = domain
+        domains[identity] = domain
+        if len(_eager) > _MOST_EAGER:
+            core.forget_spec(_eager.popitem(last=False)[1].key)
     return domain
 
 

@@ -5,7 +5,7 @@
 
 #include <functional>
 #include <map>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "bindings.h"
 #include "diff/context.h"
@@ -156,8 +156,10 @@ py::object Failure() {
 
 // Names of the registered specs; guarded by the GIL.
 struct Names {
-  std::vector<std::string> ordered;  // by their first registration
-  std::unordered_set<std::string> all;
+  std::map<int64_t, std::string> ordered;  // by their first registration
+  std::unordered_map<std::string, int64_t> number_of;
+  std::unordered_map<std::string, int> graphs_of;  // by domain: specs "<domain>#<number>"
+  int64_t next = 0;
 };
 Names& RegisteredNames() {
   static auto* names = new Names;
@@ -176,11 +178,30 @@ std::string DomainOf(const std::string& name) {
 std::vector<std::string> Registered() {
   const Names& names = RegisteredNames();
   std::vector<std::string> domains;
-  for (const std::string& name : names.ordered) {
+  for (const auto& [number, name] : names.ordered) {
     const std::string domain = DomainOf(name);
-    if (domain == name || names.all.count(domain) == 0) domains.push_back(name);
+    if (domain == name || names.number_of.count(domain) == 0) domains.push_back(name);
   }
   return domains;
+}
+
+void Remove(const std::string& name) {
+  Names& names = RegisteredNames();
+  const auto at = names.number_of.find(name);
+  if (at == names.number_of.end()) return;
+  names.ordered.erase(at->second);
+  names.number_of.erase(at);
+  engine::ForgetSpec(name);
+}
+
+// "<domain>#<number>", and "<domain>" with the last of them. No op has it any more.
+void ForgetSpec(const std::string& key) {
+  Names& names = RegisteredNames();
+  Remove(key);
+  const std::string domain = DomainOf(key);
+  if (domain == key || --names.graphs_of[domain] > 0) return;
+  names.graphs_of.erase(domain);
+  Remove(domain);
 }
 
 void RegisterSpec(const std::string& name, int process_set, const py::list& entries,
@@ -193,7 +214,9 @@ void RegisterSpec(const std::string& name, int process_set, const py::list& entr
   spec->planned = planned;
   engine::RegisterSpec(std::move(spec));
   Names& names = RegisteredNames();
-  if (names.all.insert(name).second) names.ordered.push_back(name);
+  if (!names.number_of.emplace(name, names.next).second) return;
+  names.ordered[names.next++] = name;
+  if (const std::string domain = DomainOf(name); domain != name) ++names.graphs_of[domain];
 }
 
 void BindTopology(py::module_& m) {
@@ -247,6 +270,7 @@ void BindEngine(py::module_& m) {
         py::arg("group_ends"), py::arg("order") = std::vector<int>{},
         py::arg("order_ends") = std::vector<int>{}, py::arg("planned") = false);
   m.def("registered", &Registered);
+  m.def("forget_spec", &ForgetSpec, py::arg("key"));
 
   m.def(
       "add_process_set",

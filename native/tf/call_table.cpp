@@ -193,39 +193,29 @@ CallTable& CallTable::The() {
 }
 
 CallPtr CallTable::Claim(const CallKey& key, int position) {
-  CallPtr old, call;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = by_key_.find(key);
-    if (found != by_key_.end()) {
+  while (true) {
+    CallPtr failed;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = by_key_.find(key);
+      if (found == by_key_.end()) {
+        // Opened under the lock: the engine's batches come in the order of the calls.
+        auto call = std::make_shared<Call>(++last_id_, key);
+        call->Begin();
+        calls_[call->id()] = {call, {position}, 1, false};
+        by_key_[key] = call->id();
+        return call;
+      }
       Open& open = calls_.at(found->second);
       if (open.claimed.insert(position).second) {
         ++open.tickets;
         return open.call;
       }
-      old = open.call;
+      failed = open.call;
       by_key_.erase(found);
     }
+    failed->Abandon(kStepFailed);  // and look again: another thread may have opened one meanwhile
   }
-  if (old != nullptr) old->Abandon(kStepFailed);
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = by_key_.find(key);  // another thread may have opened the call meanwhile
-  if (found != by_key_.end()) {
-    Open& open = calls_.at(found->second);
-    if (open.claimed.insert(position).second) {
-      ++open.tickets;
-      return open.call;
-    }
-  }
-  // Opened under the lock: the engine's batches come in the order of the calls.
-  call = std::make_shared<Call>(++last_id_, key);
-  call->Begin();
-  Open& open = calls_[call->id()];
-  open.call = call;
-  open.claimed.insert(position);
-  open.tickets = 1;
-  by_key_[key] = call->id();
-  return call;
 }
 
 CallPtr CallTable::Find(int64_t id) {

@@ -1,5 +1,7 @@
 #include "domains.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -37,15 +39,37 @@ engine::DomainSpecPtr Named(const std::string& key, const std::string& suffix) {
   return named;
 }
 
+// Specs made of others, which are given up where the others have been: looked for whenever twice as
+// many are held as after the last look.
+template <class Key>
+class Cache {
+ public:
+  // The spec for `key`, null at first.
+  template <class IsOld>
+  engine::DomainSpecPtr& At(const Key& key, const IsOld& is_old) {
+    if (specs_.size() > limit_) {
+      for (auto at = specs_.begin(); at != specs_.end();)
+        at = is_old(at->first) ? specs_.erase(at) : std::next(at);
+      limit_ = std::max(kLeast, 2 * specs_.size());
+    }
+    return specs_[key];
+  }
+
+ private:
+  static constexpr size_t kLeast = 1024;
+  std::map<Key, engine::DomainSpecPtr> specs_;
+  size_t limit_ = kLeast;
+};
+
 }  // namespace
 
 engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix) {
-  using Key = std::pair<std::string, std::string>;
   // Kept: TensorFlow's threads outlive static destructors.
   static auto* mutex = new std::mutex;
-  static auto* specs = new std::map<Key, engine::DomainSpecPtr>;
+  static auto* specs = new Cache<std::pair<std::string, std::string>>;
   std::lock_guard<std::mutex> lock(*mutex);
-  engine::DomainSpecPtr& spec = (*specs)[{key, suffix}];
+  engine::DomainSpecPtr& spec = specs->At(
+      {key, suffix}, [](const auto& other) { return engine::FindSpec(other.first) == nullptr; });
   if (spec == nullptr) spec = Named(key, suffix);
   return spec;
 }
@@ -53,9 +77,10 @@ engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix)
 engine::DomainSpecPtr WithShapes(const engine::DomainSpecPtr& spec,
                                  const std::vector<engine::Shape>& shapes) {
   static auto* mutex = new std::mutex;
-  static auto* last = new std::map<const engine::DomainSpec*, engine::DomainSpecPtr>;
+  static auto* last = new Cache<engine::DomainSpecPtr>;
   std::lock_guard<std::mutex> lock(*mutex);
-  engine::DomainSpecPtr& recent = (*last)[spec.get()];
+  engine::DomainSpecPtr& recent =
+      last->At(spec, [](const auto& other) { return other.use_count() == 1; });
   bool same = recent != nullptr;
   for (size_t i = 0; same && i < shapes.size(); ++i) same = recent->entries[i].shape == shapes[i];
   if (same) return recent;

@@ -99,6 +99,29 @@ def test_first_bad_exit_code() -> None:
     assert done.stderr == "gradred run: the job ended because rank 1 ended by exit code 3\n"
 
 
+def test_folders_of_killed_jobs_are_swept(tmp_path: Path) -> None:
+    """Those in use stay: of a living job, and while supervisors of a killed one go on."""
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    run = [sys.executable, "-m", "gradred.launch", "run"]
+    program = "print(os.environ['GRADRED_JOB_DIR'], flush=True); time.sleep(60)"
+    killed, living = (
+        subprocess.Popen([*run, *local(1, program, "--no-tag")], env=environ, stdout=-1, text=True)
+        for _ in range(2)
+    )
+    try:
+        folders = [job.stdout.readline().strip() for job in (killed, living)]
+        killed.kill()
+        killed.wait()
+        end = time.monotonic() + 10
+        while os.path.exists(folders[0]) and time.monotonic() < end:
+            assert subprocess.run([*run, *local(1, "pass")], env=environ).returncode == 0
+        assert [os.path.exists(folder) for folder in folders] == [False, True]
+    finally:
+        living.terminate()
+        living.wait()
+    assert os.listdir(tmp_path) == []
+
+
 def test_others_end_by_themselves() -> None:
     """A rank that ends well while others go on ends nothing."""
     program = (

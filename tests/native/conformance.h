@@ -86,7 +86,8 @@ class CommunicatorSuite {
       if (left == 0) break;
       const Nanos waited = Now() - start;
       Expect(waited < options_.timeout, what, std::to_string(left) + " works did not finish");
-      backoff.Pause(comm_.transport(), ticket, options_.timeout - waited);
+      backoff.Pause(comm_.transport().bell(), ticket, comm_.transport().MustPoll(),
+                    options_.timeout - waited);
     }
     for (const auto& work : *works) Await(*work, what);
   }

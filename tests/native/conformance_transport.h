@@ -151,7 +151,7 @@ class TransportSuite {
       }
       const Nanos left = options_.timeout - (Now() - start);
       Expect(left > 0, "datagrams", std::to_string(missing.size()) + " did not arrive");
-      backoff.Pause(transport_, ticket, left);
+      backoff.Pause(transport_.bell(), ticket, transport_.MustPoll(), left);
     }
     comm::Message message;
     Expect(!transport_.TakePosted(&message), "datagrams", "more came than were sent");

@@ -1,8 +1,11 @@
 // The engine with ranks as threads of one process.
 #include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <thread>
 
@@ -187,6 +190,51 @@ TEST(JoinWaitsForWhatWasOpened) {
     CHECK_EQ(before[0], 2.0f);
     CHECK_EQ(before2[0], 4.0f);
     CHECK_EQ(after[0], 3.0f);
+  });
+}
+
+TEST(AForkedChildLeavesTheEngineAlone) {
+  OnRanks(2, [](Engine& engine, int r) {
+    std::vector<float> data(3, float(r));
+    const OpenBatchPtr batch = engine.Open(Spec("step", {Float("x", 3), Float("y", 3)}));
+    if (r == 0) {
+      const pid_t child = fork();
+      if (child == 0) {
+        int refused = 0;
+        const auto refuse = [&refused](const std::function<void()>& call) {
+          try {
+            call();
+          } catch (const Error& e) {
+            refused += e.kind() == Kind::kNotInitialized;
+          }
+        };
+        std::vector<float> other(3);
+        refuse([&] { engine.Submit(batch, 0, InPlace(other), Then::kStep); });
+        refuse([&] { engine.Submit(batch, 0, InPlace(other)); });
+        refuse([&] { engine.Open(Spec("another", {Float("x", 3)})); });
+        refuse([&] { engine.Join(); });
+        refuse([&] { engine.Shutdown("a child"); });
+        refuse([&] { engine.Abort({Kind::kInternal, "a child"}); });
+        engine.Abandon(batch, "a child");
+        engine.StepUntil([] { return false; });
+        _exit(refused);
+      }
+      int status = 0;
+      waitpid(child, &status, 0);
+      CHECK(WIFEXITED(status));
+      CHECK_EQ(WEXITSTATUS(status), 6);
+    }
+    std::atomic<int> good{0};
+    std::vector<float> more(3, 2);
+    for (std::vector<float>* tensor : {&data, &more}) {
+      Submission submission = InPlace(*tensor);
+      submission.done = [&](const Result& result) { good += result.status.ok(); };
+      engine.Submit(batch, tensor == &more, std::move(submission));
+    }
+    for (const Nanos start = Now(); good < 2 && Now() - start < 30 * kSecond;)
+      engine.StepUntil([&] { return good == 2; });
+    CHECK_EQ(data[0], 1.0f);
+    CHECK_EQ(more[0], 4.0f);
   });
 }
 

@@ -7,32 +7,14 @@
 #include "base/log.h"
 #include "comm/loopback/world.h"
 #include "engine/engine.h"
+#include "engine_ranks.h"
 #include "testing.h"
 
 using namespace gradred;
 using namespace gradred::engine;
+using testing::OnRanks;
 
 namespace {
-
-void OnRanks(int n, const std::function<void(Engine&, int)>& body, EngineOptions options = {}) {
-  auto worlds = comm::MakeLoopbackWorlds(n, {});
-  std::vector<std::thread> threads;
-  std::vector<std::string> failures(n);
-  for (int r = 0; r < n; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        Engine engine(std::move(worlds[r]), options);
-        body(engine, r);
-        engine.Shutdown("done");
-      } catch (const std::exception& e) {
-        failures[r] = e.what();
-      }
-    });
-  for (auto& thread : threads) thread.join();
-  for (int r = 0; r < n; ++r)
-    if (!failures[r].empty())
-      throw testing::Failure("rank " + std::to_string(r) + ": " + failures[r]);
-}
 
 DomainSpecPtr Spec(const std::string& name, std::vector<int64_t> counts, bool groups = false) {
   auto spec = std::make_shared<DomainSpec>();
@@ -154,7 +136,7 @@ TEST(APauseEndsAtARing) {
     backoff.Expect(Now() + 3600 * kSecond);
     const uint32_t ticket = transport.bell().Ticket();
     transport.bell().Ring();
-    backoff.Pause(transport, ticket);  // does not sleep
+    backoff.Pause(transport.bell(), ticket, must_poll);  // does not sleep
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "comm/loopback/hub.h"
 #include "engine/loop.h"
+#include "faulty_transport.h"
 #include "testing.h"
 
 using namespace gradred;
@@ -19,16 +20,24 @@ constexpr Nanos kSoon = engine::kLongestSleep / 2;  // not by the thread's longe
 class Items final : public engine::Loop {
  public:
   explicit Items(comm::Transport& transport)
-      : Loop(transport, std::make_shared<engine::Completions>()), thread_([this] { Drive(); }) {}
+      : Loop(transport, std::make_shared<engine::Completions>()), thread_([this] {
+          Drive();
+          ended_ = true;
+        }) {}
   ~Items() override {
-    stopping_ = true;
-    Call();
+    Stop();
     thread_.join();
   }
+  void Stop() {
+    stopping_ = true;
+    Demand();
+  }
+  bool ended() const { return ended_; }
   void Add(int items) {
     brought_ += items;
     SetInboxFull(true);
   }
+  void AwaitForEver() { awaits_ = true; }
   // What a step sets as the loop's next time to wake.
   void PlanWake(Nanos when) { planned_ = when; }
   int done() const { return done_; }
@@ -50,16 +59,32 @@ class Items final : public engine::Loop {
     ++done_;
     return true;
   }
-  bool AwaitsMessages() const override { return left_ > 0; }
+  bool AwaitsMessages() const override { return awaits_ || left_ > 0; }
   Nanos NextWake() const override { return wake_; }
   bool Ended() override { return stopping_; }
 
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, ended_{false}, awaits_{false};
   std::atomic<int> brought_{0}, done_{0}, steps_of_thread_{0};
   std::atomic<Nanos> planned_{kForever};
   int left_ = 0;
   Nanos wake_ = kForever;
   std::thread thread_;
+};
+
+// Counts how often it is asked while nobody has the loop.
+class Watched final : public testing::FaultyTransport {
+ public:
+  explicit Watched(comm::Transport& inner) : FaultyTransport(inner, {}) {}
+  bool MustPoll() const override {
+    if (engine::Loop* const watched = loop.load()) {
+      const engine::Loop::Session session(watched);
+      if (session) ++unguarded;
+      ++asked;
+    }
+    return true;
+  }
+  std::atomic<engine::Loop*> loop{nullptr};
+  mutable std::atomic<int> asked{0}, unguarded{0};
 };
 
 struct World {
@@ -110,6 +135,30 @@ TEST(WhatIsBroughtWhileACallerHasTheLoopIsDone) {
   world.loop.Add(2);
   session.Release();
   CHECK(world.loop.WaitFor([&] { return world.loop.done() == 2; }));
+}
+
+TEST(ALoopThatIsStoppedWhileACallerHasItEndsSoon) {
+  World world;
+  {
+    engine::Loop::Session session(&world.loop);
+    CHECK(static_cast<bool>(session));
+    world.loop.Stop();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the thread finds it taken
+  }
+  CHECK(world.loop.WaitFor([&] { return world.loop.ended(); }));
+}
+
+TEST(TheTransportIsAskedByWhoHasTheLoopOnly) {
+  const auto hub = std::make_shared<comm::LoopbackHub>(1);
+  const auto inner = hub->MakeTransport(0);
+  Watched transport(*inner);
+  Items loop(transport);
+  loop.AwaitForEver();
+  transport.loop = &loop;
+  loop.Call();
+  CHECK(loop.WaitFor([&] { return transport.asked > 3; }));
+  transport.loop = nullptr;
+  CHECK_EQ(transport.unguarded.load(), 0);
 }
 
 int main(int argc, char** argv) { return testing::Main(argc, argv); }

@@ -77,6 +77,11 @@ TEST(MemoryThatIsNotToBeHad) {
   const auto before = pool.stats();
   CHECK(pool.Take(int64_t{1} << 60) == nullptr);
   CHECK_EQ(pool.stats().used_nbytes, before.used_nbytes);
+  // It was never in use, so no more is kept for it.
+  for (int64_t mb : {8, 7, 6, 5, 4, 3, 2, 1}) {
+    pool.Give(pool.Take(mb * kMb), mb * kMb);
+    CHECK(pool.stats().idle_nbytes <= 8 * kMb);
+  }
 }
 
 TEST(NoBufferHasTwoOwners) {

@@ -8,13 +8,9 @@
 
 using namespace gradred;
 using namespace gradred::core;
+using testing::Seed;
 
 namespace {
-
-uint64_t Seed() {
-  const char* given = std::getenv("GRADRED_TEST_SEED");
-  return given ? std::strtoull(given, nullptr, 10) : std::random_device()();
-}
 
 std::vector<Cuts> AllCuts(const PlanProblem& problem) {
   const int n = static_cast<int>(problem.nbytes.size());

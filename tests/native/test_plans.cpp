@@ -10,42 +10,18 @@
 #include "engine/batch_times.h"
 #include "engine/engine.h"
 #include "engine/plan_report.h"
+#include "engine_ranks.h"
 #include "testing.h"
 
 using namespace gradred;
 using namespace gradred::engine;
 using reduce::ReduceOp;
+using testing::OnRanks;
+using testing::Seed;
 
 namespace {
 
 constexpr int kEntries = 12;
-
-uint64_t Seed() {
-  const char* given = std::getenv("GRADRED_TEST_SEED");
-  static const uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device()();
-  return seed;
-}
-
-void OnRanks(int n, const std::function<void(Engine&, int)>& body, EngineOptions options = {}) {
-  auto worlds = comm::MakeLoopbackWorlds(n, {});
-  std::vector<std::thread> threads;
-  std::vector<std::string> failures(n);
-  for (int r = 0; r < n; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        Engine engine(std::move(worlds[r]), options);
-        body(engine, r);
-        engine.Shutdown("done");
-      } catch (const std::exception& e) {
-        failures[r] = e.what();
-      }
-    });
-  for (auto& thread : threads) thread.join();
-  for (int r = 0; r < n; ++r)
-    if (!failures[r].empty())
-      throw testing::Failure("rank " + std::to_string(r) + ": " + failures[r] +
-                             " (GRADRED_TEST_SEED=" + std::to_string(Seed()) + ")");
-}
 
 EngineOptions Quick() {
   EngineOptions options;

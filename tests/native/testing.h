@@ -2,9 +2,12 @@
 // whose names contain argv[1].
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -40,6 +43,13 @@ inline void Check(bool ok, const std::string& text, const char* file, int line) 
   if (!ok) throw Failure(std::string(file) + ":" + std::to_string(line) + ": " + text);
 }
 
+// GRADRED_TEST_SEED, or one of this run: for random tests, which print it where they fail.
+inline uint64_t Seed() {
+  const char* given = std::getenv("GRADRED_TEST_SEED");
+  static const uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device()();
+  return seed;
+}
+
 inline int Main(int argc, char** argv) {
   int failed = 0, passed = 0;
   for (const Test& test : Tests()) {
@@ -49,7 +59,8 @@ inline int Main(int argc, char** argv) {
       ++passed;
     } catch (const std::exception& e) {
       ++failed;
-      std::printf("FAILED %s\n  %s\n", test.name, e.what());
+      std::printf("FAILED %s\n  %s (GRADRED_TEST_SEED=%llu)\n", test.name, e.what(),
+                  static_cast<unsigned long long>(Seed()));
     }
     std::fflush(stdout);
   }

@@ -10,6 +10,7 @@ import pytest
 import gradred
 import gradred.tensorflow as hvd
 import tensorflow as tf
+from gradred._native import core
 from gradred.errors import Abandoned, InvalidArgument, Mismatch, Unsupported
 
 pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.smoke]
@@ -426,3 +427,13 @@ def test_errors_in_eager_mode_are_gradreds():
     )
     assert type(ours) is Abandoned and str(ours) == "rank 1 gave up"
     assert as_gradred_error(tf.errors.AbortedError(None, None, "something else")) is None
+
+
+@pytest.mark.ranks(1)
+def test_names_of_eager_calls_are_not_kept_for_ever() -> None:
+    for i in range(1200):
+        hvd.allreduce(tf.ones(1), name=f"passing.{i}")
+    passing = [name for name in core.registered() if name.startswith("passing")]
+    assert len(passing) <= 1024
+    assert "passing.1199" in passing
+    assert hvd.allreduce(tf.ones(1), name="passing.0").numpy() == [1]

@@ -56,37 +56,40 @@ void* PagePool::Take(int64_t nbytes) {
     return std::aligned_alloc(64,
                               static_cast<size_t>((std::max<int64_t>(nbytes, 1) + 63) / 64 * 64));
   const int64_t size = ClassOf(nbytes);
-  void* data = nullptr;
-  std::vector<Pages> unused;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     Age(Now());
-    stats_.used_nbytes += size;
-    most_ = std::max(most_, stats_.used_nbytes);
     const auto found = idle_.find(size);
     if (found != idle_.end()) {
-      data = found->second.back().data;
+      void* const data = found->second.back().data;
       found->second.pop_back();
       if (found->second.empty()) idle_.erase(found);
       stats_.idle_nbytes -= size;
       ++stats_.reused;
-    } else {
-      ++stats_.fresh;
+      Use(size);
+      return data;
     }
-    unused = Shrink(Limit());
   }
-  Unmap(unused);
-  if (data != nullptr) return data;
-  data = Map(size);
+  void* data = Map(size);
   if (data == nullptr) {
     Release();
     data = Map(size);
   }
-  if (data == nullptr) {
+  if (data == nullptr) return nullptr;
+  std::vector<Pages> unused;
+  {
     std::lock_guard<std::mutex> lock(mutex_);
-    stats_.used_nbytes -= size;
+    ++stats_.fresh;
+    Use(size);
+    unused = Shrink(Limit());
   }
+  Unmap(unused);
   return data;
+}
+
+void PagePool::Use(int64_t nbytes) {
+  stats_.used_nbytes += nbytes;
+  most_ = std::max(most_, stats_.used_nbytes);
 }
 
 void PagePool::Give(void* data, int64_t nbytes) {

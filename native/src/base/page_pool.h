@@ -49,6 +49,7 @@ class PagePool {
   static void Unmap(const std::vector<Pages>& pages);
   // With mutex_ held.
   void Age(Nanos now);
+  void Use(int64_t nbytes);
   std::vector<Pages> Shrink(int64_t limit);  // of what is kept; for Unmap
   int64_t Limit() const;
 

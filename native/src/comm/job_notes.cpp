@@ -72,23 +72,23 @@ std::vector<int> JobNotes::Ranks() const {
 }
 
 OpeningCheck CheckOf(JobNotes notes, Awaited awaited, int opening) {
-  return [notes = std::move(notes), awaited = std::move(awaited),
-          opening]() -> std::optional<Status> {
-    for (const int rank : notes.Ranks()) {
-      if (rank == awaited.rank) continue;
-      const bool listed =
-          awaited.ranks.empty() ||
-          std::find(awaited.ranks.begin(), awaited.ranks.end(), rank) != awaited.ranks.end();
-      const std::string who = "rank " + std::to_string(rank);
-      const std::optional<Status> failure = notes.FailureOf(rank, opening);
-      if (failure && listed && !awaited.some)
-        return Status(failure->kind(), who + " could not open the job: " + failure->message());
-      const std::string end = notes.EndOf(rank);
-      if (end.empty() || (end == "exit code 0" && (!listed || awaited.some))) continue;
-      return Status(Kind::kPeerLost, who + " ended before the job was open: " + end);
-    }
-    return std::nullopt;
-  };
+  return
+      [notes = std::move(notes), awaited = std::move(awaited), opening]() -> std::optional<Status> {
+        for (const int rank : notes.Ranks()) {
+          if (rank == awaited.rank) continue;
+          const bool listed =
+              awaited.ranks.empty() ||
+              std::find(awaited.ranks.begin(), awaited.ranks.end(), rank) != awaited.ranks.end();
+          const std::string who = "rank " + std::to_string(rank);
+          const std::optional<Status> failure = notes.FailureOf(rank, opening);
+          if (failure && listed && !awaited.some)
+            return Status(failure->kind(), who + " could not open the job: " + failure->message());
+          const std::string end = notes.EndOf(rank);
+          if (end.empty() || (end == "exit code 0" && (!listed || awaited.some))) continue;
+          return Status(Kind::kPeerLost, who + " ended before the job was open: " + end);
+        }
+        return std::nullopt;
+      };
 }
 
 }  // namespace gradred::comm

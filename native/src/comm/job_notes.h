@@ -1,6 +1,6 @@
-// What the ranks of a machine leave for each other in the folder that `gradred run` makes for a job:
-// how a rank's process ended (rank-<r>, by its parent), and why a rank could not open the world
-// (failed-<r>-<opening>, by itself). For the time in which ranks have no other way to talk.
+// What the ranks of a machine leave for each other in the folder that `gradred run` makes for a
+// job: how a rank's process ended (rank-<r>, by its parent), and why a rank could not open the
+// world (failed-<r>-<opening>, by itself). For the time in which ranks have no other way to talk.
 #pragma once
 
 #include <functional>

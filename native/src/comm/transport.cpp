@@ -31,11 +31,11 @@ Nanos Backoff::NextSleep(Nanos now, bool must_poll, Nanos limit) {
   return length;
 }
 
-void Backoff::Pause(Transport& transport, uint32_t ticket, Nanos limit) {
-  const Nanos length = NextSleep(Now(), transport.MustPoll(), limit);
+void Backoff::Pause(Doorbell& bell, uint32_t ticket, bool must_poll, Nanos limit) {
+  const Nanos length = NextSleep(Now(), must_poll, limit);
   if (length <= 0)
     sched_yield();
-  else if (transport.bell().Sleep(ticket, length))
+  else if (bell.Sleep(ticket, length))
     Reset();
 }
 
@@ -51,7 +51,7 @@ Status Wait(Work& work, Transport& transport, Nanos timeout, const std::string& 
                                   " did not finish within " +
                                   std::to_string(timeout / kMillisecond) + " ms"};
     }
-    backoff.Pause(transport, ticket, timeout - waited);
+    backoff.Pause(transport.bell(), ticket, transport.MustPoll(), timeout - waited);
   }
 }
 

@@ -112,8 +112,9 @@ class Backoff {
   void Reset() { started_ = 0; }
   // When the next event is likely to come; 0: not known.
   void Expect(Nanos when) { expected_ = when; }
-  // Returns after a ring, or `limit`, or the next sleep's length.
-  void Pause(Transport& transport, uint32_t ticket, Nanos limit = kForever);
+  // Returns after a ring, or `limit`, or the next sleep's length. `must_poll`: of the transport,
+  // asked while it was the caller's.
+  void Pause(Doorbell& bell, uint32_t ticket, bool must_poll, Nanos limit = kForever);
   // What Pause would do at `now`: for how long it sleeps; 0: it only yields the core.
   Nanos NextSleep(Nanos now, bool must_poll, Nanos limit);
 

@@ -30,8 +30,8 @@ T RunWatched(std::function<T()> call, const std::function<std::optional<Status>(
     // What it says itself goes first: it may be the reason why others fail.
     if (failure && result.wait_for(kLook) == std::future_status::ready) break;
     if (!failure && Now() - start > timeout)
-      failure = Status(Kind::kTimeout, what + " did not finish within " +
-                                           std::to_string(timeout / kSecond) + " s");
+      failure = Status(Kind::kTimeout,
+                       what + " did not finish within " + std::to_string(timeout / kSecond) + " s");
     if (!failure) continue;
     leave();
     throw Error(*failure);

@@ -95,7 +95,7 @@ void DataLoop::Stop() {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
-  Call();
+  Demand();
 }
 
 void DataLoop::StopWith(const Status& cause) {
@@ -104,7 +104,7 @@ void DataLoop::StopWith(const Status& cause) {
     stopping_ = true;
     if (cause_.ok()) cause_ = cause;
   }
-  Call();
+  Demand();
 }
 
 bool DataLoop::TakeInbox() {
@@ -142,8 +142,6 @@ bool DataLoop::EndWaits() {
 void DataLoop::Begin(int id, Set* set) {
   RunItem item = std::move(set->queue.front());
   set->queue.pop_front();
-  set->running_batch = item.batch;
-  set->running_group = item.group;
   if (!set->data) {
     set->data = std::make_unique<SetData>();
     set->data->members = set->members;
@@ -160,6 +158,8 @@ void DataLoop::Begin(int id, Set* set) {
                                  "' is not possible while a rank has joined; only reductions are"});
     return;
   }
+  set->running_batch = item.batch;
+  set->running_group = item.group;
   set->run = StartGroup(std::move(item), set->data.get(), metrics_);
 }
 

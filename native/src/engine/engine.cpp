@@ -94,7 +94,7 @@ std::string ToText(const std::vector<Number>& numbers) {
 //   4. its communicators and memory go.
 class Engine::Impl final : public BatchRunner {
  public:
-  Impl(std::unique_ptr<comm::World> world, EngineOptions options)
+  Impl(std::shared_ptr<comm::World> world, EngineOptions options)
       : world_(std::move(world)),
         options_(options),
         slots_(options.slot_nbytes),
@@ -331,7 +331,7 @@ class Engine::Impl final : public BatchRunner {
   void Fault(const Status& cause) { control_->Fault(cause); }
   Status Failure() const { return control_->failure(); }
 
-  std::unique_ptr<comm::World> world_;
+  const std::shared_ptr<comm::World> world_;
   const EngineOptions options_;
   const bool crowded_ = CoresOfRank(world_->topology().local_size) < 1;
   const std::shared_ptr<MetricsStore> metrics_ = std::make_shared<MetricsStore>();
@@ -457,38 +457,59 @@ class Engine::Impl final : public BatchRunner {
   int next_set_ = 1;
 };
 
-Engine::Engine(std::unique_ptr<comm::World> world, EngineOptions options)
-    : impl_(std::make_unique<Impl>(std::move(world), options)), pid_(getpid()) {}
+Engine::Engine(std::unique_ptr<comm::World> world, EngineOptions options) : pid_(getpid()) {
+  const std::shared_ptr<comm::World> shared = std::move(world);
+  try {
+    impl_ = std::make_unique<Impl>(shared, options);
+  } catch (...) {
+    // The others have met this rank and have engines by now.
+    const Status cause = CurrentException();
+    shared->Abort({cause.kind(), "rank " + std::to_string(shared->topology().rank) +
+                                     " could not start its engine: " + cause.message()});
+    throw;
+  }
+}
 
 Engine::~Engine() {
-  if (getpid() != pid_)
+  if (InChild())
     (void)impl_.release();  // a forked child has none of the threads, and must not touch what the
                             // parent uses
 }
 
+bool Engine::InChild() const { return getpid() != pid_; }
+
+Engine::Impl& Engine::Mine() const {
+  if (InChild())
+    throw Error(Kind::kNotInitialized,
+                "this process was forked from one that uses gradred; the engine stays with the "
+                "parent (pid " +
+                    std::to_string(pid_) + ")");
+  return *impl_;
+}
+
 const comm::Topology& Engine::topology() const { return impl_->world_->topology(); }
 comm::World& Engine::world() { return *impl_->world_; }
-OpenBatchPtr Engine::Open(const DomainSpecPtr& spec) { return impl_->Open(spec); }
+OpenBatchPtr Engine::Open(const DomainSpecPtr& spec) { return Mine().Open(spec); }
 void Engine::Submit(const OpenBatchPtr& batch, int position, Submission submission, Then then) {
-  impl_->Submit(batch, position, std::move(submission), then);
+  Mine().Submit(batch, position, std::move(submission), then);
 }
 void Engine::StepUntil(const std::function<bool()>& done, Nanos longest) {
-  if (getpid() == pid_) impl_->StepUntil(done, longest);  // a forked child must not move the parent
+  if (!InChild()) impl_->StepUntil(done, longest);
 }
 void Engine::Abandon(const OpenBatchPtr& batch, const std::string& reason) {
-  impl_->Abandon(batch, reason);
+  if (!InChild()) impl_->Abandon(batch, reason);
 }
 int Engine::AddProcessSet(const std::vector<int>& ranks) {
-  return impl_->AddProcessSet(ranks, this);
+  return Mine().AddProcessSet(ranks, this);
 }
-void Engine::RemoveProcessSet(int id) { impl_->RemoveProcessSet(id, this); }
-std::vector<int> Engine::ProcessSetRanks(int id) const { return *impl_->SetRanks(id); }
-int Engine::Join() { return impl_->Join(); }
-void Engine::Shutdown(const std::string& reason) { impl_->Shutdown(reason); }
-void Engine::Abort(const Status& cause) { impl_->Fault(cause); }
-Status Engine::failure() const { return impl_->Failure(); }
+void Engine::RemoveProcessSet(int id) { Mine().RemoveProcessSet(id, this); }
+std::vector<int> Engine::ProcessSetRanks(int id) const { return *Mine().SetRanks(id); }
+int Engine::Join() { return Mine().Join(); }
+void Engine::Shutdown(const std::string& reason) { Mine().Shutdown(reason); }
+void Engine::Abort(const Status& cause) { Mine().Fault(cause); }
+Status Engine::failure() const { return Mine().Failure(); }
 Metrics Engine::metrics() const {
-  Metrics metrics = impl_->metrics_->Read();
+  Metrics metrics = Mine().metrics_->Read();
   const PagePool::Stats pool = PagePool::The().stats();
   metrics.pool_nbytes = pool.used_nbytes + pool.idle_nbytes;
   metrics.pool_fresh = pool.fresh;
@@ -501,11 +522,11 @@ std::string Engine::DescribePlan(const std::string& domain) const {
   const DomainSpecPtr spec = FindSpec(domain);
   if (!spec)
     throw Error(Kind::kInvalidArgument, "no domain named '" + domain + "' has been registered");
-  const DomainSpecPtr current = impl_->book_->Current(spec->process_set, domain);
+  const DomainSpecPtr current = Mine().book_->Current(spec->process_set, domain);
   return Describe(current ? *current : *spec);
 }
 
-std::vector<PlanReport> Engine::PlanReports() const { return impl_->book_->Reports(); }
+std::vector<PlanReport> Engine::PlanReports() const { return Mine().book_->Reports(); }
 
 std::vector<Result> Engine::RunBlocking(const DomainSpecPtr& spec,
                                         std::vector<Submission> submissions) {

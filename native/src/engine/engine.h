@@ -58,6 +58,8 @@ enum class Then {
   kWait,   // the caller calls StepUntil next, which does it
 };
 
+// In a forked child the engine is its parent's: what has no result does nothing there, the rest
+// throws kNotInitialized.
 class Engine {
  public:
   // Takes the world over and starts the threads (control, data, completion).
@@ -120,6 +122,8 @@ class Engine {
 
  private:
   class Impl;
+  bool InChild() const;
+  Impl& Mine() const;  // throws kNotInitialized in a forked child
   std::unique_ptr<Impl> impl_;
   const int pid_;
 };
@@ -136,5 +140,6 @@ std::shared_ptr<Engine> GlobalOrNull();
 // one replaces an earlier one.
 void RegisterSpec(DomainSpecPtr spec);
 DomainSpecPtr FindSpec(const std::string& name);  // null when unknown
+void ForgetSpec(const std::string& name);
 
 }  // namespace gradred::engine

@@ -59,4 +59,9 @@ DomainSpecPtr FindSpec(const std::string& name) {
   return at == TheState().specs.end() ? nullptr : at->second;
 }
 
+void ForgetSpec(const std::string& name) {
+  std::lock_guard<std::mutex> lock(TheState().mutex);
+  TheState().specs.erase(name);
+}
+
 }  // namespace gradred::engine

@@ -56,7 +56,9 @@ void Loop::LetGo(uint32_t ticket, bool moved) {
     call |= bell.Ticket() != ticket;
   }
   taken_.store(false, std::memory_order_seq_cst);
-  if (call || HasInbox() || wake < thread_wake_.load(std::memory_order_seq_cst)) bell.Call();
+  if (call || HasInbox() || demanded_.load(std::memory_order_seq_cst) ||
+      wake < thread_wake_.load(std::memory_order_seq_cst))
+    bell.Call();
 }
 
 void Loop::BindThread(int core) {
@@ -82,7 +84,8 @@ void Loop::Drive() {
         continue;
       }
     }
-    bool moved, awaits;
+    demanded_.store(false, std::memory_order_seq_cst);
+    bool moved, awaits, must_poll;
     Nanos wake;
     {
       Completions::Scope callbacks(completions_.get());
@@ -99,6 +102,7 @@ void Loop::Drive() {
       }
       if (Hurried()) callbacks.HandOver();
       awaits = AwaitsMessages();
+      must_poll = transport_.MustPoll();
       wake = NextWake();
       thread_wake_.store(wake, std::memory_order_seq_cst);
       backoff.Expect(ExpectedArrival());
@@ -112,7 +116,7 @@ void Loop::Drive() {
     }
     const Nanos longest = std::clamp<Nanos>(wake - Now(), 0, kLongestSleep);
     if (awaits)
-      backoff.Pause(transport_, ticket, longest);
+      backoff.Pause(bell, ticket, must_poll, longest);
     else
       bell.Sleep(ticket, longest);
   }

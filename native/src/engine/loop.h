@@ -20,6 +20,7 @@ constexpr Nanos kLongestSleep = 250 * kMillisecond;  // of a loop's thread
 //   1. who puts something into the inbox then takes the loop and steps it, or calls the thread;
 //   2. who lets go of the loop looks into the inbox once more, and calls the thread if something
 //      has come, since those who brought it found the loop taken;
+//      So too when the thread must come (Demand): it may have found the loop taken;
 //   3. who lets go of it while messages are awaited gives the transport's bell back to the thread,
 //      and calls it if something rang since the last look, or if the last step moved something:
 //      what that has made possible (the next group of the queue, a round whose last rank this was)
@@ -54,8 +55,13 @@ class Loop {
     bool moved_ = false;   // by the last step
   };
 
-  // The thread looks at once.
+  // The thread looks at once, unless somebody has the loop.
   void Call() { transport_.bell().Call(); }
+  // The thread steps next, as soon as nobody has the loop.
+  void Demand() {
+    demanded_.store(true, std::memory_order_seq_cst);
+    Call();
+  }
   bool HasInbox() const { return inbox_full_.load(std::memory_order_seq_cst); }
 
  protected:
@@ -93,6 +99,7 @@ class Loop {
 
   std::atomic<bool> taken_{false};
   std::atomic<bool> inbox_full_{false};
+  std::atomic<bool> demanded_{false};
   Status broken_;                      // what a caller's step threw
   std::atomic<Nanos> thread_wake_{0};  // until when the thread may sleep
 };

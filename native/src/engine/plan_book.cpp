@@ -14,6 +14,9 @@ constexpr int kWarmUp = 2;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr size_t kMostRecent = 4;
 constexpr int kMostLacks = 9;
+// Batches between an exchange and the comparison of what each rank has made of it: plans are made
+// beside them, and a batch that comes to the comparison earlier is held.
+constexpr int kPlanning = 2;
 
 }  // namespace
 
@@ -22,6 +25,7 @@ struct PlanBook::Listing {
   // number of a batch, or later.
   int64_t compare_at = kNever, probe_at = kNever, exchange_at = kNever;
   bool planned = false;      // by all ranks
+  bool planning = false;     // `proposed` is being made
   ArrangementPtr current;    // of the last batch that was opened
   std::vector<Nanos> costs;  // as exchanged
   Trials trials;
@@ -70,6 +74,11 @@ std::string KeyOf(const DomainSpec& spec) {
   return out.Take();
 }
 
+// One of 64: of domains that are not planned, most need not look further.
+uint64_t BitOf(const DomainSpec& spec) {
+  return uint64_t{1} << (std::hash<std::string>()(spec.name) + spec.process_set) % 64;
+}
+
 template <class T>
 void PushRecent(std::deque<T>* recent, T value) {
   recent->push_front(std::move(value));
@@ -89,7 +98,7 @@ PlanBook::Domain* PlanBook::Find(const DomainSpecPtr& listed, bool wishes, bool 
   if (at != domains_.end()) return at->second.get();
   if (!wishes) return nullptr;
   names_.push_back(key);
-  any_.store(true, std::memory_order_release);
+  known_.fetch_or(BitOf(*listed), std::memory_order_acq_rel);
   Domain* domain = (domains_[key] = std::make_unique<Domain>()).get();
   domain->alone = alone;
   return domain;
@@ -121,7 +130,7 @@ OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
   {
     std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
     Domain* domain = nullptr;
-    if (wishes || any_.load(std::memory_order_acquire)) {
+    if (wishes || (known_.load(std::memory_order_acquire) & BitOf(*listed)) != 0) {
       lock.lock();
       if (closed_) throw Error(Kind::kNotInitialized, "the engine has been shut down");
       domain = Find(listed, wishes, alone);
@@ -133,7 +142,7 @@ OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
       runner_->Start(run);
       return batch;
     }
-    if (domain->deciding || !domain->held.empty()) {
+    if (!domain->held.empty() || MustHold(domain, listed)) {
       domain->held.push_back(batch);
       return batch;
     }
@@ -141,6 +150,12 @@ OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
   }
   Submit(std::move(opened));
   return batch;
+}
+
+bool PlanBook::MustHold(Domain* domain, const DomainSpecPtr& listed) {
+  if (domain->deciding) return true;
+  const Listing* listing = ListingOf(domain, listed);
+  return listing->planning && domain->number >= listing->compare_at;
 }
 
 void PlanBook::OpenNow(Domain* domain, const OpenBatchPtr& batch, std::vector<Opened>* opened) {
@@ -292,28 +307,18 @@ void PlanBook::Exchanged(const Decider& decider, const Status& status,
   std::vector<Opened> opened;
   std::unique_lock<std::mutex> lock(mutex_);
   if (Stale(decider)) return;
+  Listing* listing = decider.listing;
+  const int64_t next = decider.domain->number;
   if (enough) {
-    std::vector<int64_t> nbytes;
-    for (const EntrySpec& entry : decider.listed->entries) nbytes.push_back(WireNbytes(entry));
-    const ArrangementPtr current = decider.listing->current;
-    Trials trials = decider.listing->trials;
-    lock.unlock();  // it takes long, and no batch is opened before this has decided
-    Trials::Next next = trials.OnMeasured(measured, current, nbytes, sizes, options_.spare_core);
-    lock.lock();
-    if (Stale(decider)) return;
-    Listing* listing = decider.listing;
-    listing->trials = std::move(trials);
-    listing->costs = measured.costs;
-    listing->measured = std::move(measured);
-    listing->proposed = std::move(next.arrangement);
-    listing->proposed_times = std::move(next.predicted);
-    listing->compare_at = decider.domain->number;
+    listing->compare_at = next + kPlanning;
     listing->exchange_at = kNever;
-    listing->wait = next.rest;
     listing->lacks = 0;
+    listing->planning = true;
+    planner_.Post([this, decider, measured = std::move(measured), sizes, trials = listing->trials,
+                   current = listing->current]() mutable {
+      MakePlan(decider, std::move(measured), sizes, std::move(trials), current);
+    });
   } else if (status.ok()) {
-    Listing* listing = decider.listing;
-    const int64_t next = decider.domain->number;
     if (measured.unprobed) listing->probe_at = next;
     listing->exchange_at = next + 1 + (static_cast<int64_t>(options_.batches) << listing->lacks);
     listing->lacks = std::min(listing->lacks + 1, kMostLacks);
@@ -323,9 +328,37 @@ void PlanBook::Exchanged(const Decider& decider, const Status& status,
   Submit(std::move(opened));
 }
 
+// It may take a quarter of a second, so it has a thread of its own.
+void PlanBook::MakePlan(const Decider& decider, Measured measured,
+                        const std::vector<int64_t>& sizes, Trials trials,
+                        const ArrangementPtr& current) {
+  std::vector<int64_t> nbytes;
+  for (const EntrySpec& entry : decider.listed->entries) nbytes.push_back(WireNbytes(entry));
+  Trials::Next next = trials.OnMeasured(measured, current, nbytes, sizes, options_.spare_core);
+  std::vector<Opened> opened;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (Stale(decider)) return;
+    Listing* listing = decider.listing;
+    listing->trials = std::move(trials);
+    listing->costs = measured.costs;
+    listing->measured = std::move(measured);
+    listing->proposed = std::move(next.arrangement);
+    listing->proposed_times = std::move(next.predicted);
+    listing->wait = next.rest;
+    listing->planning = false;
+    OpenHeld(decider.domain, &opened);
+  }
+  Submit(std::move(opened));
+}
+
 void PlanBook::Decided(Domain* domain, std::vector<Opened>* opened) {
   domain->deciding = false;
-  while (!domain->held.empty() && !domain->deciding) {
+  OpenHeld(domain, opened);
+}
+
+void PlanBook::OpenHeld(Domain* domain, std::vector<Opened>* opened) {
+  while (!domain->held.empty() && !MustHold(domain, domain->held.front()->listed())) {
     const OpenBatchPtr batch = std::move(domain->held.front());
     domain->held.pop_front();
     OpenNow(domain, batch, opened);
@@ -375,6 +408,7 @@ void PlanBook::Close(const Status& status) {
   for (Opened& one : opened)
     for (auto& [position, submission] : one.kept.submissions)
       one.batch->batch()->Submit(position, std::move(submission));
+  planner_.Stop();
 }
 
 std::vector<PlanReport> PlanBook::Reports() const {

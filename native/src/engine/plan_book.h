@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/background.h"
+#include "engine/measured.h"
 #include "engine/open_batch.h"
 #include "engine/plan_report.h"
 
@@ -25,7 +27,8 @@ namespace gradred::engine {
 //              from the next batch on, else everything stays
 //   kProbe     groups of some sizes, whose times are measured
 //   kExchange  the maxima over the ranks of what each has measured; from these every rank makes the
-//              same proposal (pure functions of integers), and the next batch is a kCompare
+//              same proposal (pure functions of integers) in a thread of its own, and the third
+//              batch from there is a kCompare
 // The first batch compares the proposals of the graphs, the next one of a planned domain probes,
 // two warm up, `plan_batches` are measured, the next one exchanges. A batch that begins before an
 // earlier one has decided what it looks like is held: what is submitted is kept, nothing waits.
@@ -100,7 +103,12 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   void Probed(const Decider& decider, const Status& status);
   void Exchanged(const Decider& decider, const Status& status, const std::vector<int64_t>& maxima);
   bool Stale(const Decider& decider) const;
+  void MakePlan(const Decider& decider, Measured measured, const std::vector<int64_t>& sizes,
+                Trials trials, const ArrangementPtr& current);
   void Decided(Domain* domain, std::vector<Opened>* opened);
+  // The next batch of this list waits for an outcome, or for a plan that is being made.
+  bool MustHold(Domain* domain, const DomainSpecPtr& listed);
+  void OpenHeld(Domain* domain, std::vector<Opened>* opened);
   void JoinIfFree();
 
   BatchRunner* const runner_;
@@ -108,11 +116,12 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   const PlanOptions options_;
   const std::shared_ptr<MetricsStore> metrics_;
   mutable std::mutex mutex_;
-  std::atomic<bool> any_{false};
+  std::atomic<uint64_t> known_{0};  // a bit of each domain's name
   std::map<std::pair<int, std::string>, std::unique_ptr<Domain>> domains_;  // never erased
   std::vector<std::pair<int, std::string>> names_;
   std::function<void()> join_;  // waits for held batches
   std::atomic<bool> joining_{false};
+  Background planner_{"planner"};  // last: its task uses the others
 };
 
 }  // namespace gradred::engine

@@ -72,7 +72,8 @@ class Host final : public Bootstrap {
   Host(const std::string& job, int size, Nanos deadline, OpeningCheck check)
       : deadline_(deadline),
         check_(std::move(check)),
-        guests_(static_cast<size_t>(size)), pids_(static_cast<size_t>(size)) {
+        guests_(static_cast<size_t>(size)),
+        pids_(static_cast<size_t>(size)) {
     // Closed when all have come, so that a later opening of the same ranks cannot reach this one.
     Socket listener = Socket::Listen(SocketName(job), size);
     while (true) {
