@@ -93,6 +93,7 @@ def test_a_saved_plan_is_used(monkeypatch, tmp_path, rank: int, caplog) -> None:
     settings = basics.settings()
     changed = type(settings)(**{**vars(settings), "plan": str(path)})
     monkeypatch.setattr(basics, "settings", lambda: changed)
+    monkeypatch.setattr(plan_file, "_of_job", plan_file.read(path))  # as init() reads it
     loaded = run("loaded", 5)
     assert (loaded["order"], loaded["group_ends"]) == ([4, 2, 0, 1, 3], [2, 5])
     assert not loaded["planned"]
