@@ -19,6 +19,7 @@ from bench.measure import engine_threads, loop, me
 __all__ = ["KINDS", "Kind", "available", "begin", "block", "copy_bandwidth", "refuses"]
 
 HALVES = ("float16", "bfloat16")
+_LARGE = 32 << 20  # bytes of a tensor that a contestant does not keep while others have their turn
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,15 @@ class Contestant(ABC):
     def refuses(self, dtype: str) -> str:
         """Why it cannot reduce that dtype, or nothing."""
         return ""
+
+    def started(self) -> None:
+        """What it has from now on belongs to a tensor."""
+        self._own = {"_own", *vars(self)}
+
+    def release(self) -> None:
+        """Lets go of the tensor and of what was made for it: the others need memory too."""
+        for name in set(vars(self)) - self._own:
+            delattr(self, name)
 
 
 class GradredArray(Contestant):
@@ -295,6 +305,7 @@ def begin(kind: str) -> None:
     """Starts the library. Collective."""
     global _contestant
     _contestant = globals()[KINDS[kind].cls]()
+    _contestant.started()
 
 
 def refuses(dtype: str) -> str:
@@ -330,6 +341,8 @@ def block(
     result = loop(contestant.run, iterations, warmup, prepare, check)
     if isinstance(contestant, CopyLoop):
         contestant.region.close()
+    if tensor.source.nbytes >= _LARGE:
+        contestant.release()
     return result
 
 

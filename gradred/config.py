@@ -153,7 +153,7 @@ class Settings:
         words="rows such as allreduce:0=recursive_doubling,32768=pairwise",
     )
     reproducible: bool = _row(
-        True, "bool", "job", "results do not depend on sizes and groups; 0 allows ring"
+        True, "bool", "job", "results do not depend on sizes and groups; 0 allows ring and native"
     )
     group_bytes: int = _row(
         64 << 20, "int", "job", "size at which a group of gradients is cut", low=1, high=1 << 40

@@ -16,6 +16,7 @@ _ROOT = Path(__file__).parents[2]
 # Name of the script -> its smallest use, and what it needs.
 SCRIPTS = {
     "allreduce": ("--contestants gradred,mpi,copy", "mpi4py"),
+    "algorithms": ("--algorithms ring,native", "mpi4py"),
     "hierarchical": ("", "mpi4py"),
     "memory": ("", "numpy"),
     "negotiation": ("", "mpi4py"),

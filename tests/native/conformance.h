@@ -122,6 +122,10 @@ class CommunicatorSuite {
 
   // --- Reductions ---
 
+  comm::LayoutPtr Mixed(int64_t count, uint64_t seed) const {
+    return MixedLayout(count, seed, options_.averages, options_.plain);
+  }
+
   // What is missing to the mean: the product of all factors on the way is a power of two.
   void CheckResidual() {
     if (!options_.averages) return;
@@ -135,7 +139,7 @@ class CommunicatorSuite {
     const uint64_t seed = agreed_();
     const std::string what =
         "allreduce of every dtype and operation, " + std::to_string(count) + " elements";
-    const auto layout = MixedLayout(count, seed, options_.averages);
+    const auto layout = Mixed(count, seed);
     const int64_t offset = reduce::kAlign * static_cast<int64_t>(seed % 4);
     const auto segment = Alloc(offset + layout->nbytes() + reduce::kAlign);
     const Bytes guard(reduce::kAlign, 'g');
@@ -214,7 +218,7 @@ class CommunicatorSuite {
 
   void CheckReduceScatterAndAllGather() {
     for (const int64_t count : Counts()) {
-      const auto layout = MixedLayout(count, agreed_(), options_.averages);
+      const auto layout = Mixed(count, agreed_());
       const auto segment = Alloc(layout->nbytes() + 64);
       for (const auto& parts : SeveralParts(layout->nbytes())) {
         const std::string what =
@@ -265,8 +269,7 @@ class CommunicatorSuite {
       std::string blob = Set({rank_});
       cases.reserve(16);
       for (int i = 0; i < 6; ++i) {
-        const auto layout =
-            MixedLayout(i % 3 == 0 ? options_.chunk_nbytes / 16 : 11, agreed_(), options_.averages);
+        const auto layout = Mixed(i % 3 == 0 ? options_.chunk_nbytes / 16 : 11, agreed_());
         segments.push_back(Alloc(2 * layout->nbytes()));
         for (const int64_t offset : {int64_t{0}, layout->nbytes()}) {
           cases.push_back(MakeCase(layout, *segments.back(), offset, agreed_()));
@@ -301,7 +304,7 @@ class CommunicatorSuite {
 
   void CheckCargo(int64_t count) {
     const uint64_t seed = agreed_();
-    const auto layout = MixedLayout(count, seed, options_.averages);
+    const auto layout = Mixed(count, seed);
     const auto cargo = MakeCargo(Inputs(*layout, seed, rank_, halvings_));
     const std::string what =
         "allreduce of a cargo of every dtype, " + std::to_string(count) + " elements";
@@ -343,7 +346,7 @@ class CommunicatorSuite {
       for (int i = 0; i < 9; ++i) {
         const uint64_t seed = agreed_();
         const int64_t count = i % 3 == 0 ? 1 : static_cast<int64_t>(seed >> 8) % (10 << i);
-        layouts.push_back(MixedLayout(count, seed, options_.averages));
+        layouts.push_back(Mixed(count, seed));
         cargos.push_back(MakeCargo(Inputs(*layouts.back(), seed, rank_, halvings_)));
         expected.push_back(Reduced(*layouts.back(), seed, size_, halvings_));
         works.push_back(comm_.AllReduceCargo(layouts.back(), cargos.back()));

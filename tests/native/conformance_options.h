@@ -29,6 +29,7 @@ struct ConformanceOptions {
   std::vector<int> node_of;
   bool ordered = true;   // false: the order of sums is free (NCCL, native MPI)
   bool averages = true;  // false: no ReduceOp::kAverage
+  bool plain = false;    // true: mixed layouts have neither halves nor bit-and
 
   // How segments are written and read; for device memory.
   std::function<void(void*, const void*, size_t)> write = [](void* to, const void* from, size_t n) {

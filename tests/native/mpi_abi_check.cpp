@@ -100,10 +100,10 @@ GRADRED_MPI_HANDLES(GRADRED_X)
 
 int main() {
   int wrong = 0;
-#define GRADRED_X(name, mpi, openmpi, mpich, standard)          \
+#define GRADRED_X(type, name, mpi, openmpi, mpich, standard)    \
   if (reinterpret_cast<std::uintptr_t>(mpi) != Abi::name.value) \
     ++wrong, std::printf("%s differs\n", #mpi);
-  GRADRED_MPI_STATUS_IGNORE(GRADRED_X)
+  GRADRED_MPI_ADDRESSES(GRADRED_X)
 #undef GRADRED_X
   return wrong;
 }

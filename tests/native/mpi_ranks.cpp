@@ -297,6 +297,22 @@ TEST(CommunicatorConforms) {
   Barrier();
 }
 
+TEST(NativeReductionsConform) {
+  const auto transport = fabric->MakeTransport(Traffic::kData);
+  std::vector<int> members(static_cast<size_t>(Size()));
+  std::iota(members.begin(), members.end(), 0);
+  AlgorithmOptions native;
+  native.rows = {{"allreduce", 0, Algorithm::kNative, ""}};
+  native.native = transport->MakeNative(members);
+  auto conform = Named("MPI_Iallreduce");
+  conform.ordered = conform.averages = false;
+  conform.plain = true;
+  conformance::CheckCommunicator(*MakeAlgorithmCommunicator(*transport, members, 4, native),
+                                 conform);
+  CHECK(!transport->MustPoll());
+  Barrier();
+}
+
 TEST(WrongArgumentsAreErrors) {
   const auto transport = fabric->MakeTransport(Traffic::kData);
   char byte = 0;

@@ -37,7 +37,9 @@ using Status = mpi::OpenMpiAbi::Status;
 
 extern "C" {
 char ompi_mpi_comm_null, ompi_mpi_comm_world, ompi_mpi_comm_self, ompi_mpi_byte,
-    ompi_mpi_errors_return, ompi_request_null;
+    ompi_mpi_errors_return, ompi_request_null, ompi_mpi_uint8_t, ompi_mpi_int8_t, ompi_mpi_int16_t,
+    ompi_mpi_int32_t, ompi_mpi_int64_t, ompi_mpi_float, ompi_mpi_double, ompi_mpi_op_sum,
+    ompi_mpi_op_min, ompi_mpi_op_max, ompi_mpi_op_prod;
 
 int Say(int value, int* where) {
   *where = value;
@@ -83,6 +85,7 @@ int MPI_Iprobe(int, int, Comm, int* flag, Status*) { return Say(0, flag); }
 int MPI_Test(Request*, int* flag, Status*) { return Say(1, flag); }
 int MPI_Get_count(const Status*, Datatype, int* count) { return Say(0, count); }
 int MPI_Ibarrier(Comm, Request*) { return 0; }
+int MPI_Iallreduce(const void*, void*, int, Datatype, Op, Comm, Request*) { return 0; }
 int MPI_Allgather(const void*, int, Datatype, void*, int, Datatype, Comm) { return 0; }
 int MPI_Allgatherv(const void*, int, Datatype, void*, const int*, const int*, Datatype, Comm) {
   return 0;

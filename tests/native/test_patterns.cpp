@@ -375,8 +375,9 @@ TEST(TableOfAlgorithmsIsRead) {
            {"allreduce:0=pairwise,0=pairwise", "ascend"},
            {"allreduce:x=pairwise", "'x': expected a number of bytes"},
            {"allreduce:-1=pairwise", "'-1': expected a number of bytes"},
-           {"allreduce:0=bruck", "one of recursive_doubling, recursive_halving, pairwise, ring"},
+           {"allreduce:0=bruck", "recursive_halving, pairwise, ring, native,"},
            {"allgather:0=ring", "for allgather, one of pairwise, bruck"},
+           {"allreduce:0=native", "GRADRED_REPRODUCIBLE=0"},
            {"allreduce:0=ring", "GRADRED_REPRODUCIBLE=0"}}) {
     CHECK_ERROR(comm::ParseAlgorithms(text, true), Kind::kInvalidArgument, says);
   }

@@ -18,6 +18,7 @@ class AlgorithmCommunicator : public Communicator {
   AlgorithmCommunicator(Transport& transport, std::vector<int> members, uint16_t channel,
                         const AlgorithmOptions& options)
       : transport_(transport),
+        native_(options.native),
         members_(std::move(members)),
         channel_(channel),
         broadcast_chunk_nbytes_(std::max<int64_t>(1, options.broadcast_chunk_nbytes)),
@@ -49,12 +50,15 @@ class AlgorithmCommunicator : public Communicator {
   WorkPtr AllReduce(Segment& segment, int64_t offset, LayoutPtr layout) override {
     const int64_t nbytes = layout->nbytes();
     void* data = At(segment, offset, nbytes, "allreduce");
+    if (IsNative(*layout)) return native_->AllReduce(data, *layout);
     if (nbytes > chunk_nbytes_) return Stream(std::move(layout), nullptr, static_cast<char*>(data));
     Schedule schedule = AllReduceSchedule(Choose(rows_, "allreduce", nbytes), nbytes, *layout);
     return Run(std::move(schedule), {data, nullptr, nullptr, std::move(layout)});
   }
 
   WorkPtr AllReduceCargo(LayoutPtr layout, CargoPtr cargo) override {
+    // In one piece: chunks of several works would begin in an order that timing chooses.
+    if (IsNative(*layout)) return Communicator::AllReduceCargo(std::move(layout), std::move(cargo));
     return Stream(std::move(layout), std::move(cargo), nullptr);
   }
   int64_t window_nbytes() const override { return pool_->kept_nbytes(); }
@@ -170,9 +174,14 @@ class AlgorithmCommunicator : public Communicator {
       case Algorithm::kRing:
         if (!HasAverages(layout)) return RingAllReduce(rank_, size(), nbytes);
         [[fallthrough]];  // pairwise sends as many bytes
-      default:
+      default:            // native too, where the library lacks something
         return PairwiseAllReduce(rank_, size(), nbytes);
     }
+  }
+
+  bool IsNative(const reduce::Layout& layout) const {
+    return native_ != nullptr && native_->Knows(layout) &&
+           Choose(rows_, "allreduce", layout.nbytes()) == Algorithm::kNative;
   }
 
   static bool HasAverages(const reduce::Layout& layout) {
@@ -225,6 +234,7 @@ class AlgorithmCommunicator : public Communicator {
   }
 
   Transport& transport_;
+  const NativeReducePtr native_;
   const std::vector<int> members_;
   const uint16_t channel_;
   const int64_t broadcast_chunk_nbytes_, chunk_nbytes_;

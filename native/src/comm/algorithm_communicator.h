@@ -8,6 +8,7 @@
 
 #include "comm/algorithms.h"
 #include "comm/communicator.h"
+#include "comm/native_reduce.h"
 
 namespace gradred::comm {
 
@@ -17,6 +18,7 @@ struct AlgorithmOptions {
   // Allreduce of more than a chunk: this many chunks are under way together.
   int64_t chunk_nbytes = 1 << 20;
   int chunks_in_flight = 4;
+  NativeReducePtr native = nullptr;  // of the same members in their order; null: there is none
 };
 
 // `members`: ranks of `transport`, in the communicator's rank order; the caller's own rank is among

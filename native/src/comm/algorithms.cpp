@@ -21,6 +21,7 @@ constexpr Entry kEntries[] = {
     {Algorithm::kPairwise, "pairwise", true, true, true},
     {Algorithm::kRing, "ring", true, false, false},
     {Algorithm::kBruck, "bruck", false, true, true},
+    {Algorithm::kNative, "native", true, false, false},
 };
 
 const Entry& EntryOf(Algorithm algorithm) {

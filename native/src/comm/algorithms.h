@@ -13,6 +13,7 @@ enum class Algorithm : uint8_t {
   kPairwise,           // allreduce and allgather
   kRing,               // allreduce; the order of sums depends on the size of the message
   kBruck,              // allgather
+  kNative,             // allreduce of the library behind the transport, in an order of its own
 };
 const char* AlgorithmName(Algorithm algorithm);  // as in the setting: "recursive_doubling"
 // Whether the sums have the order of Note [Order of summation], whatever the sizes.

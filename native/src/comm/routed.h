@@ -38,6 +38,9 @@ class RoutedTransport final : public Transport {
     return near_->moved_nbytes() + far_moved_.load(std::memory_order_relaxed);
   }
   void CountMoved(int64_t nbytes) override { near_->CountMoved(nbytes); }
+  std::shared_ptr<NativeReduce> MakeNative(const std::vector<int>& members) override {
+    return far_ == nullptr ? nullptr : far_->MakeNative(members);
+  }
   // Bytes of the messages sent through `far`. Any thread.
   int64_t far_sent_nbytes() const { return far_sent_.load(std::memory_order_relaxed); }
 

@@ -12,6 +12,8 @@
 
 namespace gradred::comm {
 
+class NativeReduce;  // comm/native_reduce.h
+
 // Something that finishes later. It has no thread of its own: it advances when polled, by one
 // thread. Memory handed to the call that made a Work stays valid until the Work has finished. A
 // Work that is destroyed unfinished leaves its memory to whatever is still running, so the owner
@@ -99,6 +101,12 @@ class Transport {
   virtual void Abort(const Status& cause) = 0;
   // Throws the cause after Abort: for Works that wait for something other than messages.
   virtual void ThrowIfAborted() = 0;
+
+  // Collective over `members`, ranks of this transport: an allreduce of the library behind it; null
+  // where there is none.
+  virtual std::shared_ptr<NativeReduce> MakeNative(const std::vector<int>& /*members*/) {
+    return nullptr;
+  }
 };
 constexpr int64_t kMaxDatagram = 4096;
 

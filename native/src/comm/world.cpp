@@ -101,6 +101,7 @@ class WorldImpl final : public World {
   enum class State { kOpen, kClosed, kAborted };
 
   void OpenTransports();
+  void OpenNative();
   void WatchPeers();
   bool Forked() const { return getpid() != pid_; }
   int PageIndexOf(int rank) const;
@@ -121,6 +122,8 @@ class WorldImpl final : public World {
   std::vector<int> machine_ranks_;
   std::shared_ptr<shm::Page> page_;
   std::unique_ptr<RoutedTransport> transports_[shm::kTransports];
+  NativeReducePtr native_;           // of the world's tensors; null: none
+  std::vector<int> native_members_;  // its ranks
   std::unique_ptr<Peers> peers_;
 };
 
@@ -135,6 +138,7 @@ WorldImpl::WorldImpl(std::unique_ptr<Fabric> fabric, const WorldOptions& options
   page_ = shm::OpenPage(bootstrap, roster_.machine_of, roster_.nonce);
   try {
     OpenTransports();
+    OpenNative();
     WatchPeers();
   } catch (...) {  // the others have met this rank and look at its page from now on
     page_->Leave(PageIndexOf(topology_.rank), shm::MemberState::kFailed,
@@ -184,6 +188,24 @@ void WorldImpl::OpenTransports() {
   }
 }
 
+// Collectives of the outside library need a communicator of theirs, which is made here and nowhere
+// else: the world's tensors have them where a row asks for them, other process sets never.
+void WorldImpl::OpenNative() {
+  const bool asked = std::any_of(rows_.begin(), rows_.end(), [](const AlgorithmRow& row) {
+    return row.algorithm == Algorithm::kNative;
+  });
+  if (!asked) return;
+  std::vector<int> all(static_cast<size_t>(topology_.size));
+  std::iota(all.begin(), all.end(), 0);
+  const SetNodes set(topology_, all);
+  const auto local_rank = static_cast<size_t>(topology_.local_rank);
+  if (set.largest == 1 || options_.intra == "flat")
+    native_members_ = all;
+  else if (local_rank < set.smallest)
+    native_members_ = set.Across(local_rank);
+  if (!native_members_.empty()) native_ = data().MakeNative(native_members_);
+}
+
 int WorldImpl::PageIndexOf(int rank) const {
   return static_cast<int>(std::lower_bound(machine_ranks_.begin(), machine_ranks_.end(), rank) -
                           machine_ranks_.begin());
@@ -219,6 +241,8 @@ std::unique_ptr<Communicator> WorldImpl::MakeFlat(Transport& transport, std::vec
                                                   int lane, int channel) const {
   AlgorithmOptions options;
   options.rows = rows_;
+  if (&transport == transports_[1].get() && set_id == 0 && members == native_members_)
+    options.native = native_;
   options.chunk_nbytes = options_.chunk_nbytes;
   return MakeAlgorithmCommunicator(transport, std::move(members), ChannelOf(lane, channel),
                                    options);
@@ -293,6 +317,7 @@ void WorldImpl::Close() {
   Wait(*barrier, options_.timeout, "closing the job");
   page_->Leave(PageIndexOf(topology_.rank), shm::MemberState::kClosed, "");
   state_ = State::kClosed;
+  native_.reset();
   // The bells stay: whoever used the transports may ring while it is taken down.
   for (auto& transport : transports_) transport->DropFar();
   fabric_->Close();

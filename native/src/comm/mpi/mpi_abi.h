@@ -48,8 +48,8 @@ struct OpenMpiAbi {
 #define GRADRED_X(name, mpi, openmpi, mpich, standard) static constexpr int name = openmpi;
   GRADRED_MPI_INTEGERS(GRADRED_X)
 #undef GRADRED_X
-#define GRADRED_X(name, mpi, openmpi, mpich, standard) static constexpr Number name{openmpi};
-  GRADRED_MPI_STATUS_IGNORE(GRADRED_X)
+#define GRADRED_X(type, name, mpi, openmpi, mpich, standard) static constexpr Number name{openmpi};
+  GRADRED_MPI_ADDRESSES(GRADRED_X)
 #undef GRADRED_X
 };
 
@@ -69,8 +69,8 @@ struct MpichAbi {
 #define GRADRED_X(name, mpi, openmpi, mpich, standard) static constexpr int name = mpich;
   GRADRED_MPI_INTEGERS(GRADRED_X)
 #undef GRADRED_X
-#define GRADRED_X(name, mpi, openmpi, mpich, standard) static constexpr Number name{mpich};
-  GRADRED_MPI_STATUS_IGNORE(GRADRED_X)
+#define GRADRED_X(type, name, mpi, openmpi, mpich, standard) static constexpr Number name{mpich};
+  GRADRED_MPI_ADDRESSES(GRADRED_X)
 #undef GRADRED_X
 };
 
@@ -90,8 +90,8 @@ struct StandardAbi {
 #define GRADRED_X(name, mpi, openmpi, mpich, standard) static constexpr int name = standard;
   GRADRED_MPI_INTEGERS(GRADRED_X)
 #undef GRADRED_X
-#define GRADRED_X(name, mpi, openmpi, mpich, standard) static constexpr Number name{standard};
-  GRADRED_MPI_STATUS_IGNORE(GRADRED_X)
+#define GRADRED_X(type, name, mpi, openmpi, mpich, standard) static constexpr Number name{standard};
+  GRADRED_MPI_ADDRESSES(GRADRED_X)
 #undef GRADRED_X
 };
 
@@ -110,8 +110,8 @@ struct Api {
 #define GRADRED_X(kind, name, mpi, openmpi, mpich, standard) kind name;
   GRADRED_MPI_HANDLES(GRADRED_X)
 #undef GRADRED_X
-#define GRADRED_X(name, mpi, openmpi, mpich, standard) Status* name;
-  GRADRED_MPI_STATUS_IGNORE(GRADRED_X)
+#define GRADRED_X(type, name, mpi, openmpi, mpich, standard) type* name;
+  GRADRED_MPI_ADDRESSES(GRADRED_X)
 #undef GRADRED_X
 
   // Throws kUnsupported naming what the library lacks.
@@ -124,8 +124,9 @@ struct Api {
   name = Resolve<kind>(library, Abi::name);
     GRADRED_MPI_HANDLES(GRADRED_X)
 #undef GRADRED_X
-#define GRADRED_X(name, mpi, openmpi, mpich, standard) name = Resolve<Status*>(library, Abi::name);
-    GRADRED_MPI_STATUS_IGNORE(GRADRED_X)
+#define GRADRED_X(type, name, mpi, openmpi, mpich, standard) \
+  name = Resolve<type*>(library, Abi::name);
+    GRADRED_MPI_ADDRESSES(GRADRED_X)
 #undef GRADRED_X
   }
 };

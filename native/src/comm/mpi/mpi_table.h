@@ -4,7 +4,7 @@
 #pragma once
 
 // Kinds of handles: X(kind).
-#define GRADRED_MPI_KINDS(X) X(Comm) X(Datatype) X(Errhandler) X(Group) X(Request)
+#define GRADRED_MPI_KINDS(X) X(Comm) X(Datatype) X(Errhandler) X(Group) X(Op) X(Request)
 
 // Predefined handles: X(kind, name here, name in MPI, symbol of Open MPI, value in the MPICH ABI,
 // value in the standard ABI).
@@ -13,6 +13,17 @@
   X(Comm, comm_world, MPI_COMM_WORLD, "ompi_mpi_comm_world", 0x44000000, 0x101)                \
   X(Comm, comm_self, MPI_COMM_SELF, "ompi_mpi_comm_self", 0x44000001, 0x102)                   \
   X(Datatype, byte, MPI_BYTE, "ompi_mpi_byte", 0x4c00010d, 0x247)                              \
+  X(Datatype, uint8, MPI_UINT8_T, "ompi_mpi_uint8_t", 0x4c00013b, 0x241)                       \
+  X(Datatype, int8, MPI_INT8_T, "ompi_mpi_int8_t", 0x4c000137, 0x240)                          \
+  X(Datatype, int16, MPI_INT16_T, "ompi_mpi_int16_t", 0x4c000238, 0x248)                       \
+  X(Datatype, int32, MPI_INT32_T, "ompi_mpi_int32_t", 0x4c000439, 0x250)                       \
+  X(Datatype, int64, MPI_INT64_T, "ompi_mpi_int64_t", 0x4c00083a, 0x258)                       \
+  X(Datatype, float32, MPI_FLOAT, "ompi_mpi_float", 0x4c00040a, 0x210)                         \
+  X(Datatype, float64, MPI_DOUBLE, "ompi_mpi_double", 0x4c00080b, 0x214)                       \
+  X(Op, sum, MPI_SUM, "ompi_mpi_op_sum", 0x58000003, 0x21)                                     \
+  X(Op, min, MPI_MIN, "ompi_mpi_op_min", 0x58000002, 0x22)                                     \
+  X(Op, max, MPI_MAX, "ompi_mpi_op_max", 0x58000001, 0x23)                                     \
+  X(Op, product, MPI_PROD, "ompi_mpi_op_prod", 0x58000004, 0x24)                               \
   X(Errhandler, errors_return, MPI_ERRORS_RETURN, "ompi_mpi_errors_return", 0x54000001, 0x143) \
   X(Request, request_null, MPI_REQUEST_NULL, "ompi_request_null", 0x2c000000, 0x180)
 
@@ -28,8 +39,11 @@
   X(kThreadSerialized, MPI_THREAD_SERIALIZED, 2, 2, 2048) \
   X(kThreadMultiple, MPI_THREAD_MULTIPLE, 3, 3, 4096)
 
-// The address that stands for "no status wanted", as a number: Open MPI, MPICH ABI, standard ABI.
-#define GRADRED_MPI_STATUS_IGNORE(X) X(status_ignore, MPI_STATUS_IGNORE, 0, 1, 0)
+// Addresses that stand for something, as numbers: X(type, name here, name in MPI, Open MPI, MPICH
+// ABI, standard ABI).
+#define GRADRED_MPI_ADDRESSES(X)                       \
+  X(Status, status_ignore, MPI_STATUS_IGNORE, 0, 1, 0) \
+  X(void, in_place, MPI_IN_PLACE, 1, UINTPTR_MAX, 1)
 
 // Functions: X(name after MPI_, parameter types). All are in every library that has MPI 3.0.
 #define GRADRED_MPI_FUNCTIONS(X)                                         \
@@ -59,5 +73,6 @@
   X(Test, (Request*, int*, Status*))                                     \
   X(Get_count, (const Status*, Datatype, int*))                          \
   X(Ibarrier, (Comm, Request*))                                          \
+  X(Iallreduce, (const void*, void*, int, Datatype, Op, Comm, Request*)) \
   X(Allgather, (const void*, int, Datatype, void*, int, Datatype, Comm)) \
   X(Allgatherv, (const void*, int, Datatype, void*, const int*, const int*, Datatype, Comm))

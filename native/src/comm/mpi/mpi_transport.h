@@ -10,30 +10,14 @@
 #include <vector>
 
 #include "comm/mpi/mpi_datagrams.h"
+#include "comm/mpi/mpi_reduce.h"
+#include "comm/mpi/mpi_state.h"
 #include "comm/mpi/self_messages.h"
 #include "comm/transport.h"
 
 namespace gradred::comm::mpi {
 
 constexpr int64_t kMaxChunk = 1 << 30;  // bytes a call of MPI takes at most: its counts are ints
-
-// What a transport shares with its Works, which may outlive it.
-template <class Abi>
-struct TransportState {
-  std::shared_ptr<Mpi<Abi>> mpi;
-  typename Abi::Comm comm;
-  std::atomic<bool> aborted{false};
-  std::atomic<int> unfinished{0};  // Works
-  std::atomic<int64_t> moved_nbytes{0};
-  std::mutex mutex;
-  Status cause;  // under `mutex`
-
-  void ThrowIfAborted() {
-    if (!aborted.load(std::memory_order_acquire)) return;
-    std::lock_guard<std::mutex> lock(mutex);
-    throw Error(cause);
-  }
-};
 
 enum class Way { kSend, kReceive };
 
@@ -52,6 +36,7 @@ class MessageWork final : public Work {
   MessageWork(std::shared_ptr<State> state, Way way, int rank, int peer, int tag, void* data,
               int64_t nbytes, int64_t chunk)
       : state_(std::move(state)),
+        unfinished_(*state_),
         way_(way),
         rank_(rank),
         peer_(peer),
@@ -70,23 +55,20 @@ class MessageWork final : public Work {
                                                    tag, state_->comm, &request);
       if (code != Abi::kSuccess) mpi.Check(code, Text());
     }
-    state_->unfinished.fetch_add(1, std::memory_order_relaxed);
-    counted_ = true;
   }
-  // Unfinished, it leaves its requests to MPI: the memory stays with the owner.
-  ~MessageWork() override { Uncount(); }
 
  private:
+  // Destroyed unfinished, it leaves its requests to MPI: the memory stays with the owner.
   bool Advance() override {
     try {
       state_->ThrowIfAborted();
       for (; next_ < requests_.size(); ++next_)
         if (!TestNext()) return false;
     } catch (...) {
-      Uncount();
+      unfinished_.End();
       throw;
     }
-    Uncount();
+    unfinished_.End();
     return true;
   }
 
@@ -131,18 +113,13 @@ class MessageWork final : public Work {
            ", sequence " + std::to_string(tag_ % kSequences) + ")";
   }
 
-  void Uncount() {
-    if (counted_) state_->unfinished.fetch_sub(1, std::memory_order_relaxed);
-    counted_ = false;
-  }
-
   const std::shared_ptr<State> state_;
+  Unfinished<Abi> unfinished_;
   const Way way_;
   const int rank_, peer_, tag_;
   const int64_t nbytes_, chunk_;
   std::vector<typename Abi::Request> requests_;
   size_t next_ = 0;
-  bool counted_ = false;
 };
 
 template <class Abi>
@@ -241,6 +218,10 @@ class MpiTransport final : public Transport {
     bell_.Ring();
   }
   void ThrowIfAborted() override { state_->ThrowIfAborted(); }
+
+  NativeReducePtr MakeNative(const std::vector<int>& members) override {
+    return std::make_shared<MpiReduce<Abi>>(state_, members);
+  }
 
  private:
   void CheckPeer(int peer) const {
