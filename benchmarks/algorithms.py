@@ -53,7 +53,9 @@ def at_size(jobs: Jobs, nbytes: int, options: Any) -> dict[str, Figures]:
             return job.call("contestants.block", iterations=iterations, **given)
 
     trial = {name: summarize([block(name, 3)]).median_s for name in options.algorithms}
-    iterations = {n: max(3, min(500, int(options.block_s / max(t, 1e-6)))) for n, t in trial.items()}
+    iterations = {
+        n: max(3, min(500, int(options.block_s / max(t, 1e-6)))) for n, t in trial.items()
+    }
     blocks = alternate(
         options.algorithms, options.rounds, lambda name: block(name, iterations[name]), nbytes
     )

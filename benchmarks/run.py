@@ -1,6 +1,6 @@
 """All benchmarks, one after the other; results and pictures in benchmarks/results.
 
-make bench                                     (with peers: some 40 minutes)
+make bench                                     (with peers: some 15 minutes)
 python benchmarks/run.py --quick --out out     (a few minutes, figures mean nothing)
 """
 
@@ -14,16 +14,25 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 
-# Name of the result and the line that makes it.
+# Name of the result and the line that makes it. Each takes one or two minutes: blocks are short, and
+# there are as many as a median needs.
+_LARGE = "65536,1048576,16777216,67108864"
 RUNS = {
-    "allreduce-2": "allreduce.py --ranks 2 --dtypes float32",
-    "allreduce-2-halves": "allreduce.py --ranks 2 --dtypes float16,bfloat16 --silences 0",
-    "allreduce-4": "allreduce.py --ranks 4 --dtypes float32 --silences 0",
-    "negotiation": "negotiation.py",
-    "overlap": "overlap.py",
-    "step": "step.py",
-    "train": "train.py",
-    "hierarchical": "hierarchical.py",
+    "allreduce-2": "allreduce.py --ranks 2 --dtypes float32 --rounds 3 --silences 8"
+    f" --sizes 16,{_LARGE},4194304",
+    "allreduce-2-halves": "allreduce.py --ranks 2 --dtypes float16,bfloat16 --rounds 2 --silences 0"
+    f" --contestants gradred,graph,tuned,hvd_gloo,torch,copy --sizes {_LARGE}",
+    "allreduce-2-256mb": "allreduce.py --ranks 2 --dtypes float32 --rounds 2 --silences 0"
+    " --contestants gradred,graph,mpi,tuned,hvd_gloo,torch,copy --sizes 268435456",
+    "allreduce-4": "allreduce.py --ranks 4 --dtypes float32 --rounds 3 --silences 0"
+    f" --contestants gradred,mpi,tuned,copy --sizes {_LARGE},4194304",
+    "negotiation": "negotiation.py --rank-counts 2,4 --names 1,100,10000 --rounds 2 --calls 100"
+    " --idle-s 3",
+    "overlap": "overlap.py --rounds 3 --iterations 6 --layers 7 --keep 6",
+    "step": "step.py --rounds 3 --iterations 6 --modes grouped,tape",
+    "train": "train.py --rounds 4",
+    "algorithms": "algorithms.py --rounds 2",
+    "hierarchical": "hierarchical.py --rounds 3",
     "memory": "memory.py",
     "timeline": "timeline.py",
     "pde_scaling": "pde_scaling.py",

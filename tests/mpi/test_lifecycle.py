@@ -365,3 +365,34 @@ def test_plan_prints_each_domain_once() -> None:
     assert len(set(heads)) == len(heads)
     assert [h for h in heads if h in ("traced", "traced#1", "traced#2")] == ["traced"]
     assert {"alone#1", "a name with #"} <= set(heads)
+
+
+NATIVE = """
+import numpy as np
+import gradred as gr
+for _ in range(2):
+    gr.init()
+    everybody = np.arange(gr.size())
+    for count in (1, 1000, 3_000_000):
+        for dtype in (np.float32, np.float64, np.int32, np.uint8, np.float16):
+            x = np.full(count, gr.rank(), dtype)
+            for op, value in ((gr.Sum, everybody.sum()), (gr.Max, gr.size() - 1), (gr.Min, 0)):
+                name = f"{dtype.__name__} {count} {op}"
+                assert (gr.allreduce(x, op, name=name) == value).all(), name
+    pair = gr.add_process_set([0, 3])
+    if gr.rank() in (0, 3):
+        assert gr.allreduce(np.ones(9), gr.Sum, process_set=pair).tolist() == [2] * 9
+    assert gr.metrics().network_bytes >= 0
+    gr.shutdown()
+"""
+
+
+def test_native_reductions_between_nodes(run_ranks) -> None:
+    """Where MPI lacks a dtype, and in other process sets, other algorithms serve."""
+    env = {
+        "GRADRED_VIRTUAL_NODES": "2",
+        "GRADRED_REPRODUCIBLE": "0",
+        "GRADRED_ALGORITHMS": "allreduce:0=native",
+    }
+    result = run_ranks(4, NATIVE, launcher="gradred", env=env)
+    assert result.returncode == 0, result.text

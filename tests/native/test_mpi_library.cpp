@@ -37,9 +37,10 @@ using Status = mpi::OpenMpiAbi::Status;
 
 extern "C" {
 char ompi_mpi_comm_null, ompi_mpi_comm_world, ompi_mpi_comm_self, ompi_mpi_byte,
-    ompi_mpi_errors_return, ompi_request_null, ompi_mpi_uint8_t, ompi_mpi_int8_t, ompi_mpi_int16_t,
-    ompi_mpi_int32_t, ompi_mpi_int64_t, ompi_mpi_float, ompi_mpi_double, ompi_mpi_op_sum,
-    ompi_mpi_op_min, ompi_mpi_op_max, ompi_mpi_op_prod;
+    ompi_mpi_errors_return, ompi_request_null, ompi_mpi_uint8_t, ompi_mpi_uint16_t,
+    ompi_mpi_uint32_t, ompi_mpi_uint64_t, ompi_mpi_int8_t, ompi_mpi_int16_t, ompi_mpi_int32_t,
+    ompi_mpi_int64_t, ompi_mpi_float, ompi_mpi_double, ompi_mpi_op_sum, ompi_mpi_op_min,
+    ompi_mpi_op_max, ompi_mpi_op_prod;
 
 int Say(int value, int* where) {
   *where = value;

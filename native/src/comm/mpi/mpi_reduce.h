@@ -106,6 +106,12 @@ class MpiReduce final : public NativeReduce {
   typename Abi::Datatype TypeOf(DType dtype) const {
     const Api<Abi>& api = state_->mpi->api;
     switch (dtype) {
+      case DType::kUint16:
+        return api.uint16;
+      case DType::kUint32:
+        return api.uint32;
+      case DType::kUint64:
+        return api.uint64;
       case DType::kInt8:
         return api.int8;
       case DType::kInt16:

@@ -14,6 +14,9 @@
   X(Comm, comm_self, MPI_COMM_SELF, "ompi_mpi_comm_self", 0x44000001, 0x102)                   \
   X(Datatype, byte, MPI_BYTE, "ompi_mpi_byte", 0x4c00010d, 0x247)                              \
   X(Datatype, uint8, MPI_UINT8_T, "ompi_mpi_uint8_t", 0x4c00013b, 0x241)                       \
+  X(Datatype, uint16, MPI_UINT16_T, "ompi_mpi_uint16_t", 0x4c00023c, 0x249)                    \
+  X(Datatype, uint32, MPI_UINT32_T, "ompi_mpi_uint32_t", 0x4c00043d, 0x251)                    \
+  X(Datatype, uint64, MPI_UINT64_T, "ompi_mpi_uint64_t", 0x4c00083e, 0x259)                    \
   X(Datatype, int8, MPI_INT8_T, "ompi_mpi_int8_t", 0x4c000137, 0x240)                          \
   X(Datatype, int16, MPI_INT16_T, "ompi_mpi_int16_t", 0x4c000238, 0x248)                       \
   X(Datatype, int32, MPI_INT32_T, "ompi_mpi_int32_t", 0x4c000439, 0x250)                       \
