@@ -14,8 +14,8 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 
-# Name of the result and the line that makes it. Each takes one or two minutes: blocks are short, and
-# there are as many as a median needs.
+# Name of the result and the line that makes it. Each takes one or two minutes: blocks are short,
+# and there are as many as a median needs.
 _LARGE = "65536,1048576,16777216,67108864"
 RUNS = {
     "allreduce-2": "allreduce.py --ranks 2 --dtypes float32 --rounds 3 --silences 8"

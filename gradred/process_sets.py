@@ -281,7 +281,7 @@ def check_sets(process_sets: Any) -> list[ProcessSet]:
     return given
 
 
-def on_init(process_sets: Iterable[ProcessSet], comm: Any) -> None:
+def on_init(process_sets: list[ProcessSet], comm: Any) -> None:
     """Fills in the global set and registers the others. Collective; for ``init``."""
     global _comm_of_init
     _comm_of_init = comm

@@ -4,8 +4,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <exception>
+#include <string>
 #include <utility>
 
+#include "base/log.h"
 #include "base/timeline.h"
 
 namespace gradred::engine {
@@ -44,7 +47,11 @@ void Background::Run() {
     std::function<void()> task = std::move(tasks_.front());
     tasks_.pop_front();
     lock.unlock();
-    task();
+    try {
+      task();
+    } catch (const std::exception& e) {
+      Log(LogLevel::kError, std::string("a task of the thread '") + name_ + "' threw: " + e.what());
+    }
     task = nullptr;  // what it holds is freed without the lock
     lock.lock();
   }
