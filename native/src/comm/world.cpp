@@ -241,7 +241,7 @@ std::unique_ptr<Communicator> WorldImpl::MakeFlat(Transport& transport, std::vec
                                                   int lane, int channel) const {
   AlgorithmOptions options;
   options.rows = rows_;
-  if (&transport == transports_[1].get() && set_id == 0 && members == native_members_)
+  if (&transport == transports_[1].get() && lane == 0 && members == native_members_)
     options.native = native_;
   options.chunk_nbytes = options_.chunk_nbytes;
   return MakeAlgorithmCommunicator(transport, std::move(members), ChannelOf(lane, channel),
