@@ -37,9 +37,10 @@ def operator(nodes: int, steps: int, damped: bool) -> Operator:
     receiver = SparseTimeFunction(name="receiver", **points)
     receiver.coordinates.data[:] = nodes // 4
     dt = grid.stepping_dim.spacing
-    inject = source.inject(field=u.forward, expr=source * dt**2 / m)
-    step = Eq(u.forward, solve(equation, u.forward))
-    return Operator([step, *inject, *receiver.interpolate(expr=u)])
+    operations = [Eq(u.forward, solve(equation, u.forward))]
+    operations += source.inject(field=u.forward, expr=source * dt**2 / m)
+    operations += receiver.interpolate(expr=u)
+    return Operator(operations)
 
 
 def main() -> None:

@@ -254,7 +254,8 @@ def run_poisson(jobs: Jobs, report: Report, options: Any, found: dict[str, Figur
     rows = []
     for ranks in _GRIDS:
         name = f"{ranks} ranks"
-        jobs.start(name, ranks)
+        # HYPRE works over MPI, on one rank too.
+        jobs.start(name, ranks, {"GRADRED_TRANSPORT": "mpi"})
         with jobs.turn(name) as job:
             given = {"nodes": options.poisson_nodes, "preconditioner": options.preconditioner}
             job.call("pde_scaling.begin_poisson", **given)
