@@ -6,13 +6,17 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tensorflow.core.framework import attr_value_pb2
+
 import tensorflow as tf
 from gradred.errors import InvalidArgument
 from gradred.tensorflow.variables import label_of, variable_key
 
-__all__ = ["TAPE", "note_tape", "refuse_reduced", "require_reduced"]
+__all__ = ["TAPE", "mark_reduced", "note_tape", "refuse_reduced", "require_reduced"]
 
 TAPE = "tape"  # the kind of domain of distributed tapes
+
+_MARK = "_gradred_reduced"  # attribute of an operation: the domain that its inputs come from
 
 # Tapes whose gradients were reduced in eager mode, while the program still holds them, with the
 # keys of their sources.
@@ -32,6 +36,18 @@ def note_tape(tape: Any, sources: Sequence[Any]) -> None:
     """Remembers, in eager mode, that a distributed tape has reduced these sources' gradients."""
     if tf.executing_eagerly():
         _tapes[tape] = frozenset(variable_key(source) for source in sources)
+
+
+def mark_reduced(tensor: tf.Tensor, domain: str) -> tf.Tensor:
+    """The tensor; in a graph also known as reduced, where a branch hides what has reduced it.
+
+    domain: name of the domain of the gradients. Local.
+    """
+    if tf.executing_eagerly():
+        return tensor
+    marked = tf.identity(tensor)
+    marked.op._set_attr(_MARK, attr_value_pb2.AttrValue(s=domain.encode()))
+    return marked
 
 
 def refuse_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -62,7 +78,7 @@ def require_reduced(
         reduced = (
             _is_of_tape(gradient, variable)
             if tf.executing_eagerly()
-            else any(op.type in ("GradredWait", "GradredRunList") for op in _sources(gradient))
+            else any(_domain_of(op) is not None for op in _sources(gradient))
         )
         if not reduced:
             raise InvalidArgument(
@@ -78,11 +94,20 @@ def _is_of_tape(gradient: Any, variable: Any) -> bool:
     if tf.executing_eagerly():
         key = variable_key(variable)
         return any(key in sources for sources in list(_tapes.values()))
-    return any(
-        op.type == "GradredWait"
-        and op.inputs[0].op.get_attr("domain").startswith(f"{TAPE}:".encode())
-        for op in _sources(gradient)
-    )
+    return any((_domain_of(op) or b"").startswith(f"{TAPE}:".encode()) for op in _sources(gradient))
+
+
+def _domain_of(op: Any) -> bytes | None:
+    """The domain that has reduced what an operation returns, as far as that can be seen from it."""
+    name = "domain"
+    if op.type == "GradredWait":
+        op = op.inputs[0].op
+    elif op.type != "GradredRunList":
+        name = _MARK
+    try:
+        return bytes(op.get_attr(name))
+    except ValueError:  # no such attribute
+        return None
 
 
 def _sources(gradient: Any) -> Iterator[Any]:
@@ -94,7 +119,7 @@ def _sources(gradient: Any) -> Iterator[Any]:
         if op.name in seen:
             continue
         seen.add(op.name)
-        if op.type in _POSTPROCESSING:
+        if op.type in _POSTPROCESSING and _domain_of(op) is None:
             waiting.extend(op.inputs)
         else:
             yield op

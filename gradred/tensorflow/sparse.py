@@ -16,6 +16,7 @@ import tensorflow as tf
 from gradred.errors import Unsupported
 from gradred.process_sets import ProcessSet
 from gradred.tensorflow import differentiable, graph
+from gradred.tensorflow.guard import mark_reduced
 from gradred.tensorflow.ops import Member, declare, run_members
 
 __all__ = ["COUNTS", "Slices", "slices_of"]
@@ -64,7 +65,7 @@ class Slices:
             lambda: self._gather(member, name, process_set),
         )
         values.set_shape([None, *self.values.shape[1:]])
-        return tf.IndexedSlices(values, indices, self.shape)
+        return tf.IndexedSlices(mark_reduced(values, name), indices, self.shape)
 
     def _gather(self, member: Member, name: str, process_set: ProcessSet) -> list[tf.Tensor]:
         wire, dtype = tf.as_dtype(member.wire), self.values.dtype

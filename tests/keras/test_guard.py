@@ -47,6 +47,32 @@ def test_an_optimizer_that_goes_past_the_reduction(mode, rank):
     assert float(v[0]) == 1.0
 
 
+@MODES
+@pytest.mark.parametrize("clipped", [False, True])
+def test_rows_that_a_tape_has_reduced(clipped, mode, rank, size):
+    """S2: of a model with nothing but embeddings."""
+    table = tf.Variable(tf.ones([64, 2]))
+    optimizer = hvd.DistributedOptimizer(O.SGD(1.0), op=hvd.Sum)
+    optimizer.build([table])
+
+    def step(aggregated):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [3, rank]))
+        gradients = DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, [table])
+        assert isinstance(gradients[0], tf.IndexedSlices)
+        if clipped:
+            gradients, _ = tf.clip_by_global_norm(gradients, 1e3)
+        pairs = zip(gradients, [table], strict=True)
+        optimizer.apply_gradients(pairs, **(_arguments("new") if aggregated else {}))
+
+    with pytest.raises(InvalidArgument, match="use one of the two"):
+        made(mode, lambda: step(False))()
+    np.testing.assert_array_equal(table[3], [1.0, 1.0])
+    if not KERAS_3:  # the converse: a caller who says so is right
+        made(mode, lambda: step(True))()
+        np.testing.assert_allclose(table[3], [1.0 - size] * 2)
+
+
 def _arguments(kind):
     name = "skip_gradients_aggregation" if kind == "new" else "experimental_aggregate_gradients"
     return {name: kind == "new"}
