@@ -20,7 +20,7 @@ __all__ = ["DistributedOptimizer"]
 _FAMILIES = (v1, keras3, keras2)
 
 # Optimizers that were wrapped without a name, for each process set: by its ranks, since it may not
-# be registered yet.
+# be registered yet; () for the global one, (-1,) for a communicator, whose ranks are not known yet.
 _numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
@@ -104,7 +104,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _numbered(process_set: ProcessSet) -> str:
-    ranks = () if process_set is global_process_set else tuple(process_set.ranks)
+    ranks = () if process_set is global_process_set else tuple(process_set.ranks) or (-1,)
     _numbers[ranks] += 1
     return f"optimizer.{_numbers[ranks] - 1}"
 
