@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,10 @@ from gradred import basics
 from gradred.errors import InvalidArgument
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
+
+
+# Of optimizers whose rate is 0 now.
+_rates_before_zero: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
 
 class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -81,10 +86,12 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
 
     def _set(self, epoch: float) -> None:
         optimizer = self.model.optimizer
-        before = _learning_rate(optimizer)
+        before = _learning_rate(optimizer) or _rates_before_zero.get(optimizer, 0.0)
         optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
         after = _learning_rate(optimizer)
-        if self.momentum_correction and before not in (0.0, after):
+        if after == 0.0:
+            _rates_before_zero[optimizer] = before
+        elif self.momentum_correction and before not in (0.0, after):
             _rescale_momentum(optimizer, after / before)
 
 
@@ -133,7 +140,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 # SGD and RMSprop keep v = m v + lr * g: past gradients with the rates of their time. When the rate
 # changes, the formula that analyses assume, u = m u + g with a step of lr * u, needs v times
 # new / old once. So v itself is multiplied. (A momentum that is larger for one step has the same
-# effect without Nesterov's, but Keras 3 has traced the momentum as a constant.)
+# effect without Nesterov's, but Keras 3 has traced the momentum as a constant.) A rate of 0 leaves
+# v as it is, since no later factor would bring it back: weights go on by v, which fades with m, and
+# the next rate is compared with the last one before 0.
 # Source: arXiv:1706.02677, section 3, remark 2.
 def _rescale_momentum(optimizer: Any, factor: float) -> None:
     for slot in _momentum_slots(getattr(optimizer, "inner_optimizer", optimizer)):

@@ -131,10 +131,20 @@ def test_optimizers_whose_state_has_no_rate_in_it(rank, size):
 
 
 def test_zero_and_back(rank, size):
-    callback = hvd.callbacks.LearningRateScheduleCallback(RATE, lambda epoch: [1, 0, 1][int(epoch)])
-    w, rates, _ = train(rank, size, OPTIMIZERS["SGD"](), [callback])
-    assert rates == [RATE] * STEPS + [0.0] * STEPS + [RATE] * STEPS
-    assert np.isfinite(w)
+    """Also where another callback goes on: momentum is there still, for the rate before 0."""
+    schedule = hvd.callbacks.LearningRateScheduleCallback
+    callbacks = [
+        schedule(RATE, lambda epoch: 1.0 - epoch, end_epoch=2),
+        schedule(RATE, 2.0, start_epoch=2),
+    ]
+    w, rates, _ = train(rank, size, OPTIMIZERS["SGD"](), callbacks)
+    assert rates == [RATE] * STEPS + [0.0] * STEPS + [2 * RATE] * STEPS
+    value, velocity = 0.0, 0.0
+    for step, rate in enumerate(rates):
+        velocity *= 2.0 if step == 2 * STEPS else 1.0
+        velocity = 0.5 * velocity - rate * (1.0 + step % STEPS)
+        value += velocity
+    assert w == pytest.approx(value, rel=1e-5)
 
 
 def test_refused(rank, size):
