@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from gradred.launch.errors import UsageError
 from gradred.launch.hosts import parse_hosts, read_hostfile
-from gradred.launch.launchers import NAMES
+from gradred.launch.launchers import NAMES, choose
 from gradred.launch.plan import add_parser as add_plan
 from gradred.launch.plan import main as plan
 from gradred.launch.run import RunOptions, run
@@ -165,14 +165,16 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         raise UsageError("-np N, the number of ranks, is missing")
     if hosts and size > slots:
         raise UsageError(f"-np {size}: the hosts have {slots} slots")
-    kind = os.path.basename(arguments.launcher)
     for option, value, kinds in (
         ("--cores", arguments.cores, ("srun", "jsrun")),
         ("--gpus", arguments.gpus, ("srun", "jsrun")),
         ("--resources", arguments.resources, ("jsrun",)),
         ("--launcher-args", arguments.launcher_args, ("mpirun", "srun", "jsrun")),
     ):
-        if value and kind not in kinds:
+        if not value:
+            continue
+        launcher = choose(arguments.launcher, hosts)
+        if launcher is None or launcher.kind not in kinds:
             raise UsageError(f"{option} needs --launcher {' or '.join(kinds)}")
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:

@@ -33,6 +33,11 @@ class Job:
 
 class Launcher(Protocol):
     @property
+    def kind(self) -> str:
+        """mpirun, srun or jsrun."""
+        ...
+
+    @property
     def title(self) -> str: ...
 
     @property
@@ -53,6 +58,7 @@ class Launcher(Protocol):
 @dataclass(frozen=True)
 class MpirunLauncher:
     mpirun: mpirun.Mpirun
+    kind = "mpirun"
     binds = False
 
     @property
@@ -76,7 +82,7 @@ class MpirunLauncher:
 @dataclass(frozen=True)
 class SrunLauncher:
     path: str
-    title = "srun"
+    kind = title = "srun"
     leaves_files = False
     binds = True
 
@@ -88,7 +94,7 @@ class SrunLauncher:
 @dataclass(frozen=True)
 class JsrunLauncher:
     path: str
-    title = "jsrun"
+    kind = title = "jsrun"
     leaves_files = False
     binds = True
 

@@ -103,7 +103,7 @@ _LSF = {"LSB_MCPU_HOSTS": "batch1 1 node1 6"}
 
 STAND_INS = {
     "Open MPI": StandIn(
-        "mpirun", _OPEN_MPI, "mpirun (Open MPI) 5.0.9", ("-H", "localhost:4", "--launcher-args=-q")
+        "mpiexec", _OPEN_MPI, "mpirun (Open MPI) 5.0.9", ("-H", "localhost:4", "--launcher-args=-q")
     ),
     "MPICH": StandIn(
         "mpirun", _HYDRA, "HYDRA build details:\n    Version:   4.2", ("-H", "localhost:4")

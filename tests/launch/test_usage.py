@@ -33,7 +33,10 @@ from gradred.launch import cli, mpirun
         ("run -np 1 --gpus 2 --launcher mpirun true", "--gpus needs --launcher srun or jsrun"),
         ("run -np 1 --resources file true", "--resources needs --launcher jsrun"),
         ("run -np 1 --launcher-args -v true", "--launcher-args"),
-        ("run -np 1 --launcher-args=-v true", "--launcher-args needs --launcher mpirun or srun"),
+        (
+            "run -np 1 --launcher local --launcher-args=-v true",
+            "--launcher-args needs --launcher mpirun or srun",
+        ),
         ("run -np 3 -H localhost:2 true", "gradred run: -np 3: the hosts have 2 slots"),
         ("run -H localhost:x true", "host 'localhost:x'"),
         ("run -np 1 --hostfile /no/file true", "--hostfile /no/file: "),
