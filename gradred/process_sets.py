@@ -151,6 +151,7 @@ def add_process_set(process_set: Any) -> ProcessSet:
     if new.process_set_id is not None:
         return new
     if new.mpi_comm is None:
+        _check(new.ranks)
         _register(new)
     else:
         _register_communicator(new)
@@ -183,19 +184,23 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _register(new: ProcessSet) -> None:
-    """Gives a set with ranks its id. Collective."""
+def _check(ranks: list[int]) -> None:
+    """Raises InvalidArgument for ranks that no further set can have. Local, alike on all ranks."""
     size = core.size()
-    if new.ranks[-1] >= size:
+    if ranks[-1] >= size:
         raise InvalidArgument(
-            f"add_process_set: rank {new.ranks[-1]} is outside of the world of {size} ranks"
+            f"add_process_set: rank {ranks[-1]} is outside of the world of {size} ranks"
         )
-    same = [s for s in _registered if s.ranks == new.ranks and len(s.ranks) < size]
+    same = [s for s in _registered if s.ranks == ranks and len(s.ranks) < size]
     if same:
         raise InvalidArgument(
-            f"add_process_set: process set {same[0].process_set_id} has the ranks {new.ranks} "
+            f"add_process_set: process set {same[0].process_set_id} has the ranks {ranks} "
             "already: use that one"
         )
+
+
+def _register(new: ProcessSet) -> None:
+    """Gives a set with ranks that were checked its id. Collective."""
     new.process_set_id = core.add_process_set(new.ranks)
     new._removed = False
     _registered.append(new)
@@ -215,6 +220,8 @@ def _register_communicator(new: ProcessSet) -> None:
         if text:
             raise InvalidArgument(text)
     parts = [ProcessSet(ranks) for ranks in sorted({tuple(r) for r, _ in everyone if r})]
+    for part in parts:  # before any of them is registered
+        _check(part.ranks)
     if not mine and len(parts) == 1:
         mine = parts[0].ranks  # of a communicator that this rank is not in
     for i, part in enumerate(parts):

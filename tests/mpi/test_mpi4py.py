@@ -72,6 +72,16 @@ try:
     raise AssertionError(lost)
 except gr.InvalidArgument as error:
     assert "already" in str(error), error
+# A split of which the second part is a set already: the first does not become one.
+halves = gr.ProcessSet(world.Split(gr.rank() == 0))
+for _ in range(2):
+    try:
+        gr.add_process_set(halves)
+        raise AssertionError(halves)
+    except gr.InvalidArgument as error:
+        assert "has the ranks [1, 2] already" in str(error), error
+assert gr.remove_process_set(of_pair)
+assert gr.add_process_set(halves).ranks == ([0] if gr.rank() == 0 else [1, 2]), halves
 gr.shutdown()
 for bad in (MPI.COMM_NULL,):
     try:
