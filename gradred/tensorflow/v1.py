@@ -47,6 +47,8 @@ def wrap(optimizer: Any, reducer: GradientReducer) -> None:
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs, waiting = list(grads_and_vars), computed.get(_graph(), {})
+        if not pairs:
+            return base.apply_gradients(self, pairs, *args, **kwargs)  # its own error
         passes = [waiting.get(variable_key(variable)) for _, variable in pairs]
         reduced = [of_variable.pop(0) for of_variable in passes if of_variable]
         if reduced:

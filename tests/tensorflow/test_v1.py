@@ -190,6 +190,12 @@ def test_gradients_of_a_tape_are_reduced_where_they_are_applied(mode, rank, size
         run(True)
 
 
+def test_no_pairs_is_tensorflows_own_error():
+    optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5))
+    with pytest.raises(ValueError, match="No variables provided"):
+        optimizer.apply_gradients([])
+
+
 def test_wrapping_twice_is_refused():
     """H9"""
     optimizer = hvd.DistributedOptimizer(v1.train.AdamOptimizer(0.1))
