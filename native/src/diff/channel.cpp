@@ -60,6 +60,8 @@ void Channel::Begin(std::string what, int64_t place) {
 }
 
 bool Channel::End() {
+  // An operation that throws between its messages leaves them under way.
+  pending_ = pending_ || !messages_.empty();
   if (pending_) {
     for (comm::SegmentPtr& segment : scratch_) Bury(segment);
   }
@@ -147,6 +149,7 @@ void Channel::Finish(const std::function<comm::WorkPtr()>& start) {
     Await([&] { return work->Poll(); });
     status = work->status();
   } catch (...) {
+    pending_ = true;
     traffic_->Locked([&] { work.reset(); });
     throw;
   }
