@@ -124,6 +124,8 @@ def halo_exchange(x: Any, plan: HaloPlan, axis: int = 0, name: str | None = None
     several = isinstance(x, list | tuple)
     fields = [as_tensor(field, "halo_exchange") for field in (x if several else [x])]
     dims = len(plan.block)
+    if axis < 0:
+        raise InvalidArgument(f"halo_exchange: axis={axis}: expected a number from 0")
     for field in fields:
         got = field.shape[axis : axis + dims] if field.shape.rank is not None else None
         if got is not None and not got.is_compatible_with(plan.block):

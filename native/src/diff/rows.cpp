@@ -19,6 +19,15 @@ void RequireRows(const std::string& what, const Input& x) {
                 what + ": a scalar, expected a tensor with a first dimension");
 }
 
+// How many rows this rank asks for.
+int64_t WantedRows(const std::string& what, const Input& rows) {
+  const int64_t wanted = rows.Int64s().at(0);
+  if (wanted < 0)
+    throw Error(Kind::kInvalidArgument,
+                what + ": expected as rows a number from 0, got " + std::to_string(wanted));
+  return wanted;
+}
+
 Dims WithRows(int64_t rows, const Input& x) {
   Dims shape = x.row_shape();
   shape.insert(shape.begin(), rows);
@@ -66,7 +75,7 @@ class ReduceScatter final : public Operation {
     RequireRows("reduce_scatter", inputs.at(0));
     return {
         RowsText("reduce_scatter", inputs[0]) + ", " + std::to_string(inputs[0].rows()) + " in all",
-        {inputs.at(1).Int64s().at(0)}};
+        {WantedRows("reduce_scatter", inputs.at(1))}};
   }
   void Run(Call& call, Channel& channel, const Numbers& numbers) override {
     const Input& x = call.inputs()[0];
@@ -132,7 +141,7 @@ class Scatter final : public Operation {
   Terms TermsOf(const Inputs& inputs, const Channel&) const override {
     RequireRows("scatter", inputs.at(0));
     return {RowsText("scatter from root " + std::to_string(root_), inputs[0]),
-            {inputs.at(1).Int64s().at(0), inputs[0].rows()}};
+            {WantedRows("scatter", inputs.at(1)), inputs[0].rows()}};
   }
   void Run(Call& call, Channel& channel, const Numbers& numbers) override {
     const Input& x = call.inputs()[0];
