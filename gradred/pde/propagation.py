@@ -17,6 +17,7 @@ from gradred.diff.node import Node, adjoint_of, run
 from gradred.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
+    from gradred.diff import Context
     from gradred.pde.grids import Grid
 
 __all__ = ["AcousticWave", "Heat", "Traffic"]
@@ -85,8 +86,6 @@ class _Propagation:
         self.layer, self.layer_speed = layer, layer_speed
         self._keep = keep
         begins = [part.start for part in grid.slices]
-        context = grid.context
-        neighbours = [context.neighbour(dim, by) for dim in (0, 1) for by in (-1, 1)]
         self._id = core.pde_open(
             equation=self._equation,
             dtype=self.dtype.name,
@@ -94,7 +93,7 @@ class _Propagation:
             begin=begins,
             count=grid.block_shape,
             largest=[max(sizes) for sizes in grid.blocks],
-            neighbours=[-1 if rank is None else rank for rank in neighbours],
+            neighbours=[-1 if rank is None else rank for rank in _around(grid.context)],
             spacing=grid.spacing,
             dt=self.dt,
             steps=self.steps,
@@ -141,10 +140,22 @@ class _Propagation:
         return records
 
 
+def _around(context: Context) -> list[int | None]:
+    """The ranks before and behind along axis 0, then axis 1; None beyond the grid.
+
+    Also where the context is periodic: the field is zero there.
+    """
+    return [
+        context.neighbour(dim, by)
+        if 0 <= context.coordinates[dim] + by < context.dims[dim]
+        else None
+        for dim in (0, 1)
+        for by in (-1, 1)
+    ]
+
+
 def _neighbours(node: Node) -> list[int]:
-    context = node.context
-    found = [context.neighbour(dim, by) for dim in (0, 1) for by in (-1, 1)]
-    return [rank for rank in found if rank is not None]
+    return [rank for rank in _around(node.context) if rank is not None]
 
 
 @adjoint_of("propagate", "propagate_adjoint", _neighbours)
