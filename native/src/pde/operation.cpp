@@ -154,7 +154,8 @@ class Propagate final : public diff::Operation {
   // Always agreed on: one rank's coefficient may be too large for the time step.
   bool needs_numbers() const override { return true; }
   diff::Terms TermsOf(const diff::Inputs& inputs, const diff::Channel&) const override {
-    return {FindLoop(id_)->Check(inputs), {}};
+    // Who keeps nothing runs the steps again for a gradient, which is collective.
+    return {FindLoop(id_)->Check(inputs) + (keep_ ? ", steps kept" : ", steps not kept"), {}};
   }
   void Run(diff::Call& call, diff::Channel& channel, const diff::Numbers&) override {
     const auto loop = FindLoop(id_);
