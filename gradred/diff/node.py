@@ -37,6 +37,11 @@ class Node:
     inputs: Sequence[tf.Tensor]  # without the token
     outputs: Sequence[tf.Tensor]
 
+    @property
+    def of_integers(self) -> bool:
+        """Nothing has a cotangent. Alike on all ranks that communicate: they agree on dtypes."""
+        return not any(tensor.dtype.is_floating for tensor in (*self.inputs, *self.outputs))
+
 
 # (node, cotangents of the outputs) -> cotangents of the inputs; None where there is none.
 Adjoint = Callable[..., Sequence["tf.Tensor | None"]]
@@ -69,7 +74,7 @@ def adjoint_of(
 def peers_of(node: Node) -> tuple[list[int], str]:
     """The ranks of the context that a node of this rank talks to, and what its adjoint is."""
     peers, name = _peers[node.operation]
-    return sorted(peers(node)), name
+    return sorted(peers(node)), "" if node.of_integers else name
 
 
 def run(
@@ -122,6 +127,8 @@ def _gradient(op: Any, *cotangents: Any) -> list[tf.Tensor | None]:
     params = tuple(int(p) for p in op.get_attr("params"))
     node = Node(context, operation, params, op.inputs[:-1], op.outputs[:-1])
     *dense, last = [c if c is None else tf.convert_to_tensor(c) for c in cotangents]
+    if node.of_integers:
+        return [*([None] * len(node.inputs)), last]
     token.resume(context.id, last)
     results = _adjoints[operation](node, *dense)
     after = token.last(context.id)
