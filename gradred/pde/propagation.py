@@ -24,9 +24,6 @@ __all__ = ["AcousticWave", "Heat", "Traffic"]
 
 Nodes = Sequence[tuple[int, int]]
 
-# By the number of the native loop: the adjoint knows that alone.
-_problems: weakref.WeakValueDictionary[int, _Propagation] = weakref.WeakValueDictionary()
-
 
 class Traffic(NamedTuple):
     """Exchanges of borders: what this rank has sent, and for how long its steps were at it."""
@@ -105,7 +102,6 @@ class _Propagation:
             memory_nbytes=memory_nbytes,
         )
         weakref.finalize(self, core.pde_close, self._id)
-        _problems[self._id] = self
 
     @property
     def traffic(self) -> Traffic:
