@@ -15,7 +15,8 @@ class Accumulation(tf.Module):  # type: ignore[misc]
 
     count: how many passes that are. sums: one a variable, dense. brought: which variables have had
     a gradient. All are tf.Variables, saved by tf.train.Checkpoint and by v1's Saver; they differ
-    between ranks, but for the count.
+    between ranks, but for the count. made: how many of the passes this process has made itself;
+    a checkpoint has brought the others.
     """
 
     def __init__(self, passes: int, variables: Sequence[Any]) -> None:
@@ -27,6 +28,8 @@ class Accumulation(tf.Module):  # type: ignore[misc]
                 [False] * len(variables), trainable=False, name="gradred_brought"
             )
             self.sums = [_zeros_for(variable) for variable in variables]
+            made = tf.Variable(0, trainable=False, dtype=tf.int64, name="gradred_made")
+            object.__setattr__(self, "made", made)  # past what tf.train.Checkpoint saves
 
     def is_last(self) -> Any:
         """Whether the pass at hand is followed by an update: a bool, in a graph a tensor."""
@@ -38,21 +41,22 @@ class Accumulation(tf.Module):  # type: ignore[misc]
         self,
         last: Any,
         gradients: Sequence[Any],
-        reduce: Callable[[list[Any]], list[Any]],
+        reduce: Callable[[list[Any], Any], list[Any]],
         finish: Callable[[list[Any]], Any],
         skip: Callable[[], Any],
     ) -> Any:
         """Adds a pass's gradients. Local, but what ``reduce`` does.
 
-        last: from ``is_last``. reduce, finish: on the last pass, ``finish(reduce(sums))``, after
-        which the sums begin anew; a failed ``reduce`` leaves them as they were. skip: on the
-        others, in place of finish. gradients: tensors, tf.IndexedSlices or None.
+        last: from ``is_last``. reduce, finish: on the last pass, ``finish(reduce(sums, made))``,
+        after which the sums begin anew; a failed ``reduce`` leaves them as they were. made: with
+        the pass at hand. skip: on the others, in place of finish. gradients: tensors,
+        tf.IndexedSlices or None.
 
         Returns what ``finish`` or ``skip`` returns; in a graph both must return the like.
         """
 
         def update() -> Any:
-            reduced = reduce(self._totals(gradients))
+            reduced = reduce(self._totals(gradients), self.made.read_value() + 1)
             with tf.control_dependencies(_tensors(reduced)):
                 reset = self._reset()
             with tf.control_dependencies(reset):
@@ -88,7 +92,8 @@ class Accumulation(tf.Module):  # type: ignore[misc]
 
     def _add(self, gradients: Sequence[Any]) -> list[Any]:
         here = [gradient is not None for gradient in gradients]
-        done = [self.count.assign_add(1), self.brought.assign(self.brought.read_value() | here)]
+        done = [self.count.assign_add(1), self.made.assign_add(1)]
+        done.append(self.brought.assign(self.brought.read_value() | here))
         for held, gradient in zip(self.sums, gradients, strict=True):
             if isinstance(gradient, tf.IndexedSlices):
                 values = tf.cast(gradient.values, held.dtype)
@@ -98,7 +103,8 @@ class Accumulation(tf.Module):  # type: ignore[misc]
         return _operations(done)
 
     def _reset(self) -> list[Any]:
-        done = [self.count.assign(0), self.brought.assign([False] * len(self.sums))]
+        done = [self.count.assign(0), self.made.assign(0)]
+        done.append(self.brought.assign([False] * len(self.sums)))
         done += [held.assign(tf.zeros_like(held)) for held in self.sums]
         return _operations(done)
 

@@ -76,7 +76,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises: InvalidArgument: not an optimizer, wrapped twice, bad options; when it runs: gradients
     that a DistributedGradientTape has reduced, gradients that nobody has reduced, a rank that is no
-    member of the process set. Unsupported: Adasum, a Keras backend other than TensorFlow; when it
+    member of the process set. Mismatch, when it runs: sums that some ranks alone have restored.
+    Unsupported: Adasum, a Keras backend other than TensorFlow; when it
     runs: jit_compile=True.
     """
     what = "DistributedOptimizer"

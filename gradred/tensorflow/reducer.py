@@ -88,7 +88,7 @@ class GradientReducer:
         return accumulation.step(
             accumulation.is_last(),
             gradients,
-            lambda sums: self.reduce(sums, variables),
+            lambda sums, made: self.reduce_sums(sums, made, variables),
             finish,
             skip,
         )
@@ -113,6 +113,35 @@ class GradientReducer:
         local = self.local.keys()
         reduced = reduce_gradients(name, gradients, variables, self.options, local, missing)
         return [_divided(g, self.passes if self.average_passes else 1) for g in reduced]
+
+    def reduce_sums(
+        self, sums: Sequence[Any], made: tf.Tensor, variables: Sequence[Any]
+    ) -> list[Any]:
+        """As ``reduce``, of the sums of an Accumulation. Collective.
+
+        Raises Mismatch where ranks differ over ``made``: one has restored sums, and others not.
+        """
+        agreed = self._agree(made, variables)
+        reduced = self.reduce(sums, variables)
+        if tf.executing_eagerly():
+            return reduced
+        with tf.control_dependencies(agreed):
+            return [tf.identity(gradient) for gradient in reduced]
+
+    def _agree(self, made: tf.Tensor, variables: Sequence[Any]) -> list[tf.Tensor]:
+        local = self.local.keys()
+        if all(variable_key(variable) in local for variable in variables):
+            return []
+        name = f"{self._know(variables).name}.passes"
+        name = graph.unique(graph.of_set(name, self.options.process_set))
+        if tf.executing_eagerly():
+            name += ".eager"
+        # The number travels as a length: lengths that differ are a Mismatch that names the ranks.
+        # It has a domain of its own, as one whose lengths are not known starts late.
+        label = "passes since the last update or restored checkpoint"
+        member = Member(label, "allreduce", "uint8", "uint8", (-1,), "max")
+        domain = declare(name, [member], [], self.options.process_set.require_member(name))
+        return reduce_members(domain, [tf.zeros([made], tf.uint8)])[0]
 
     def accumulation(self, variables: Sequence[Any]) -> Accumulation:
         """The sums for a list of variables. Local."""

@@ -84,7 +84,10 @@ def _reduce(reducer: GradientReducer, pairs: list[tuple[Any, Any]]) -> tuple[lis
     def finish(reduced: list[Any]) -> list[Any]:  # in sessions operations run for their outputs
         return [None if g is None else tf.identity(g) for g in reduced]
 
-    reduced = sums.step(last, gradients, lambda g: reducer.reduce(g, variables), finish, zeros)
+    def reduce(totals: list[Any], made: Any) -> list[Any]:
+        return reducer.reduce_sums(totals, made, variables)
+
+    reduced = sums.step(last, gradients, reduce, finish, zeros)
     if not tf.executing_eagerly():
         with tf.control_dependencies(reduced):
             last = tf.identity(last)
