@@ -4,10 +4,12 @@ J. Nocedal and S. J. Wright, Numerical Optimization, 2nd edition: algorithms 7.4
 recursion), 3.5 and 3.6 (line search). The parameters, the pairs of the recursion and so the
 iterates are replicated: each rank evaluates its share of the function and of its gradient, both are
 summed over the ranks in one allreduce an evaluation, and all the rest is done alike on every rank.
+That needs equal dot products: one kind of processor, one NumPy, one number of its threads.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import numpy as np
 
 from gradred import collectives
 from gradred.errors import InvalidArgument
+from gradred.objects import broadcast_object
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp
 
@@ -97,8 +100,8 @@ def minimize_lbfgs(
 
     share: takes parameters (float64, [n], equal on all ranks, not to be written to) and returns
     this rank's part of the value and of the gradient ([n]).
-    start: the first parameters, those of the first rank of the set counting, or a state to go on
-    from, with its history; it is not changed.
+    start: the first parameters, or a state to go on from, with its history; that of the first rank
+    of the set counts. It is not changed.
     iterations: at most so many more. memory: pairs of the recursion that are kept.
     gradient_tolerance: ends when no component of the gradient is larger. value_tolerance: ends when
     an iteration lowers the value by less than this part of it.
@@ -157,24 +160,15 @@ def minimize_lbfgs(
 
 
 def _first_state(start: np.ndarray | LbfgsState, process_set: ProcessSet) -> LbfgsState:
-    if isinstance(start, LbfgsState):
-        state = LbfgsState(
-            x=np.array(start.x, dtype=np.float64),
-            value=start.value,
-            gradient=np.array(start.gradient, dtype=np.float64),
-            steps=list(start.steps),
-            changes=list(start.changes),
-            iterations=start.iterations,
-            evaluations=start.evaluations,
-        )
-    else:
-        state = LbfgsState(x=np.array(start, dtype=np.float64))
+    """A copy of the start, that of the first rank of the set."""
+    own = copy.deepcopy(start) if isinstance(start, LbfgsState) else LbfgsState(x=np.array(start))
+    own.x = np.asarray(own.x, dtype=np.float64)
+    root = process_set.ranks[0] if process_set.ranks else 0
+    state: LbfgsState = broadcast_object(own, root, "minimize_lbfgs.state", process_set=process_set)
     if state.x.ndim != 1:
         raise InvalidArgument(
             f"minimize_lbfgs: the parameters must have one dimension, got shape {state.x.shape}"
         )
-    root = process_set.ranks[0] if process_set.ranks else 0
-    state.x = collectives.broadcast(state.x, root, "minimize_lbfgs.x", process_set=process_set)
     return state
 
 

@@ -125,6 +125,9 @@ class ChunkingWorld final : public gradred::comm::World {
   }
   int64_t network_nbytes() const override { return base_->network_nbytes(); }
   std::optional<gradred::Status> CheckPeers() override { return base_->CheckPeers(); }
+  void Wait(gradred::comm::Work& work, gradred::Nanos timeout, const std::string& what) override {
+    base_->Wait(work, timeout, what);
+  }
   void Close() override { base_->Close(); }
   void Abort(const gradred::Status& cause) override { base_->Abort(cause); }
 

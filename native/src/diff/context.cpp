@@ -151,7 +151,9 @@ void Context::Execute(const Item& item) {
   } catch (const Error& error) {
     refusal = std::make_unique<Error>(error);
   }
-  if (operation.collective() && (options_.checks < 0 || finished_ < options_.checks)) {
+  const bool compares =
+      operation.needs_numbers() || options_.checks < 0 || finished_ < options_.checks;
+  if (operation.collective() && compares) {
     const bool equal = AllEqual(DigestOf(terms.alike, 0), refusal != nullptr);
     channel_.Agreed();
     if (!equal) ThrowDisagreement(terms, refusal.get());

@@ -156,7 +156,7 @@ class Acoustic final : public Physics<T> {
   const Extent& extent() const override { return extent_; }
   int64_t saved_values(const Extent& extent) const override { return extent.rows * extent.columns; }
   std::vector<Field<T>*> state() override { return {&u_, &other_, &phi_, &psi_}; }
-  const Traffic& traffic() const override { return border_.traffic(); }
+  Traffic traffic() const override { return border_.traffic(); }
 
  private:
   static Spacing<T> SpacingOf(const Setting& setting) {

@@ -52,10 +52,10 @@ void Border<T>::Start(T* const* fields) {
     ForEachValue(line.send, fields_.data(), line.out, [](T& own, T& out) { out = own; });
     const int64_t nbytes = line.out_count * sizeof(T);
     messages_->Send(line.peer, line.out, nbytes);
-    traffic_.messages += 1;
-    traffic_.nbytes += nbytes;
+    messages_sent_ += 1;
+    nbytes_sent_ += nbytes;
   }
-  traffic_.time += Now() - begun;
+  time_ += Now() - begun;
 }
 
 template <class T>
@@ -66,7 +66,7 @@ void Border<T>::Finish() {
   for (const Line& line : lines_) {
     ForEachValue(line.recv, fields_.data(), line.in, [](T& ghost, T& in) { ghost = in; });
   }
-  traffic_.time += Now() - begun;
+  time_ += Now() - begun;
 }
 
 template class Border<float>;

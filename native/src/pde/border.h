@@ -2,6 +2,7 @@
 // message.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -56,7 +57,8 @@ class Border {
   void Start(T* const* fields);
   // Waits, and fills the ghosts.
   void Finish();
-  const Traffic& traffic() const { return traffic_; }
+  // Any thread.
+  Traffic traffic() const { return {messages_sent_, nbytes_sent_, time_}; }
 
  private:
   struct Line {
@@ -69,7 +71,8 @@ class Border {
   Messages* messages_ = nullptr;
   std::vector<Line> lines_;
   std::vector<T*> fields_;  // of the exchange under way
-  Traffic traffic_;
+  std::atomic<int64_t> messages_sent_{0}, nbytes_sent_{0};
+  std::atomic<Nanos> time_{0};
 };
 
 }  // namespace gradred::pde

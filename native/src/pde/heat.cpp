@@ -97,7 +97,7 @@ class Heat final : public Physics<T> {
   const Extent& extent() const override { return extent_; }
   int64_t saved_values(const Extent& extent) const override { return extent.values(); }
   std::vector<Field<T>*> state() override { return {&u_}; }
-  const Traffic& traffic() const override { return border_.traffic(); }
+  Traffic traffic() const override { return border_.traffic(); }
 
  private:
   void StepPart(int64_t row, int64_t first, int64_t last) {

@@ -154,11 +154,12 @@ class Propagate final : public diff::Operation {
   // Always agreed on: one rank's coefficient may be too large for the time step.
   bool needs_numbers() const override { return true; }
   diff::Terms TermsOf(const diff::Inputs& inputs, const diff::Channel&) const override {
+    loop_ = FindLoop(id_);
     // Who keeps nothing runs the steps again for a gradient, which is collective.
-    return {FindLoop(id_)->Check(inputs) + (keep_ ? ", steps kept" : ", steps not kept"), {}};
+    return {loop_->Check(inputs) + (keep_ ? ", steps kept" : ", steps not kept"), {}};
   }
   void Run(diff::Call& call, diff::Channel& channel, const diff::Numbers&) override {
-    const auto loop = FindLoop(id_);
+    const auto loop = std::move(loop_);
     ChannelMessages messages(&channel);
     void* const records = call.Output(0, loop->records_shape());
     auto* const ticket = static_cast<int64_t*>(call.Output(1, {}));
@@ -168,16 +169,18 @@ class Propagate final : public diff::Operation {
  private:
   const int id_;
   const bool keep_;
+  mutable std::shared_ptr<Loop> loop_;  // from what was agreed until it has run
 };
 
 class PropagateAdjoint final : public diff::Operation {
  public:
   explicit PropagateAdjoint(const diff::Params& params) : id_(static_cast<int>(params.at(0))) {}
   diff::Terms TermsOf(const diff::Inputs& inputs, const diff::Channel&) const override {
-    return {"the adjoint of " + FindLoop(id_)->Check(inputs), {}};
+    loop_ = FindLoop(id_);
+    return {"the adjoint of " + loop_->Check(inputs), {}};
   }
   void Run(diff::Call& call, diff::Channel& channel, const diff::Numbers&) override {
-    const auto loop = FindLoop(id_);
+    const auto loop = std::move(loop_);
     ChannelMessages messages(&channel);
     const diff::Inputs& inputs = call.inputs();
     const int64_t ticket = inputs.at(3).Int64s().at(0);
@@ -188,6 +191,7 @@ class PropagateAdjoint final : public diff::Operation {
 
  private:
   const int id_;
+  mutable std::shared_ptr<Loop> loop_;  // from what was agreed until it has run
 };
 
 }  // namespace

@@ -60,7 +60,7 @@ class Physics {
   virtual int64_t saved_values(const Extent& extent) const = 0;
   // All that a step reads and writes: what a checkpoint keeps.
   virtual std::vector<Field<T>*> state() = 0;
-  virtual const Traffic& traffic() const = 0;
+  virtual Traffic traffic() const = 0;
 };
 
 template <class T>

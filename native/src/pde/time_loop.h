@@ -52,7 +52,7 @@ class TimeLoop {
                 int64_t ticket, T* coefficient_gradient, T* signal_gradients);
 
   double Courant(const T* coefficient) const { return physics_->Courant(coefficient); }
-  const Traffic& traffic() const { return physics_->traffic(); }
+  Traffic traffic() const { return physics_->traffic(); }
   const Keeping& keeping() const { return keeping_; }
 
  private:
