@@ -27,6 +27,7 @@ namespace {
 // other; intra has two.
 constexpr int kIntraChannel = 0, kInterChannel = 2, kFlatChannel = 3;
 constexpr uint16_t kCloseChannel = kChannels - 1;  // of control()
+constexpr int64_t kNodeChunks = 4;                 // chunks of messages in one of hierarchical
 
 const Traffic kTraffic[shm::kTransports] = {Traffic::kControl, Traffic::kData, Traffic::kSide,
                                             Traffic::kDiff};
@@ -283,7 +284,10 @@ std::unique_ptr<Communicator> WorldImpl::MakeForTensors(Transport& transport,
   if (local_rank < set.smallest)
     inter = MakeFlat(transport, set.Across(local_rank), lane, kInterChannel);
   HierarchicalOptions options;
-  options.chunk_nbytes = options.cargo_chunk_nbytes = options_.chunk_nbytes;
+  // A chunk is cut into parts for the ranks of a node, and these into messages for the other nodes:
+  // larger ones make up for that (16 MB on virtual nodes over TCP:
+  // benchmarks/results/hierarchical.json).
+  options.chunk_nbytes = options.cargo_chunk_nbytes = kNodeChunks * options_.chunk_nbytes;
   return MakeHierarchical(set.topology, std::move(intra), std::move(inter),
                           MakeFlat(transport, members, lane, kFlatChannel), options);
 }
