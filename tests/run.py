@@ -127,7 +127,8 @@ def run_part(part: Part, folder: Path) -> None:
 
 
 def pytest_part(name: str, python: str, where: list[str], marks: str, limit_s: float) -> Part:
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *where]
+    options = ["-q", "-p", "no:cacheprovider", "--durations=5", "--durations-min=5"]
+    command = [python, "-m", "pytest", *options, "-m", marks, *where]
     return Part(name, command, count_pytest, limit_s)
 
 

@@ -104,11 +104,11 @@ def of_set(name: str, process_set: ProcessSet) -> str:
     return name if number == 0 else f"{name}@{number}"
 
 
-def unique(name: str) -> str:
-    """The name, with a number if calls in the outermost graph have used it before."""
+def unique(name: str, within: tf.Graph | None = None) -> str:
+    """The name, with a number if calls in a graph, the outermost one, have used it before."""
     if tf.executing_eagerly():
         return name
-    uses = _uses.setdefault(outermost_graph(), collections.Counter())
+    uses = _uses.setdefault(within or outermost_graph(), collections.Counter())
     uses[name] += 1
     return name if uses[name] == 1 else f"{name}.{uses[name] - 1}"
 

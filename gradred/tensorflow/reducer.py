@@ -109,7 +109,10 @@ class GradientReducer:
         missing: see ``reduce_gradients``.
         """
         # One function may update several times: its reductions are not ordered among themselves.
-        name = graph.unique(graph.of_set(self._know(variables).name, self.options.process_set))
+        # Not so in the outermost graph, where a function that makes the optimizer's variables is
+        # traced twice on some ranks and once on those that have them already.
+        name = graph.of_set(self._know(variables).name, self.options.process_set)
+        name = graph.unique(name, tf.compat.v1.get_default_graph())
         local = self.local.keys()
         reduced = reduce_gradients(name, gradients, variables, self.options, local, missing)
         return [_divided(g, self.passes if self.average_passes else 1) for g in reduced]
