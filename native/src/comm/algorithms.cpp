@@ -80,10 +80,10 @@ bool IsReproducible(Algorithm algorithm) { return EntryOf(algorithm).reproducibl
 
 // Note [Where algorithms change]
 // Measured on 2 and 4 ranks over TCP on the loopback interface and over MPI's shared memory
-// (benchmarks/algorithms.py, benchmarks/results/algorithms.json): recursive doubling was the
-// fastest at 256 KB in all four, and halving, or pairwise, at 1 MB. With more ranks doubling sends
-// more than halving does, log2(size) times the data against twice, so the change comes earlier;
-// that, and the gathers' number, follow from counting and are not measured.
+// (benchmarks/algorithms.py, benchmarks/results/algorithms.json): of the reproducible ones
+// recursive doubling was the fastest at 256 KB in all four, and halving, or pairwise, at 1 MB. With
+// more ranks doubling sends more than halving does, log2(size) times the data against twice, so the
+// change comes earlier; that, and the gathers' number, follow from counting and are not measured.
 std::vector<AlgorithmRow> DefaultAlgorithms(int size) {
   constexpr int kMeasured = 4, kManyMessages = 32;
   constexpr int64_t kShortGather = 64 << 10;
