@@ -339,10 +339,16 @@ def test_slices(mode, rank, size):
         step(values, hvd.Max)
 
 
+@pytest.fixture
+def pair():
+    process_set = hvd.add_process_set(hvd.ProcessSet([0, 2]))
+    yield process_set
+    hvd.remove_process_set(process_set)
+
+
 @BOTH
 @pytest.mark.ranks(3)
-def test_process_sets(mode, rank):
-    pair = hvd.add_process_set(hvd.ProcessSet([0, 2]))
+def test_process_sets(mode, rank, pair):
     if rank == 1:
         with pytest.raises(InvalidArgument, match="rank 1 is no member"):
             hvd.allreduce(tf.constant(1.0), process_set=pair)

@@ -175,10 +175,16 @@ def test_sessions(rank, size):
                 np.testing.assert_array_equal(mine, np.full((n, 2), size * (size + 1) / 2))
 
 
+@pytest.fixture
+def pair():
+    process_set = hvd.add_process_set(hvd.ProcessSet([0, 2]))
+    yield process_set
+    hvd.remove_process_set(process_set)
+
+
 @BOTH
 @pytest.mark.ranks(3)
-def test_process_sets(mode, rank):
-    pair = hvd.add_process_set(hvd.ProcessSet([0, 2]))
+def test_process_sets(mode, rank, pair):
     x = tf.range(4.0)
     if rank == 1:
         for call in (hvd.alltoall, hvd.reducescatter):
