@@ -1,6 +1,6 @@
 """All benchmarks, one after the other; results and pictures in benchmarks/results.
 
-make bench                                     (with peers: some 15 minutes)
+make bench                                     (with peers: some 20 minutes)
 python benchmarks/run.py --quick --out out     (a few minutes, figures mean nothing)
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 
-# Name of the result and the line that makes it. Each takes one or two minutes: blocks are short,
+# Name of the result and the line that makes it. Each takes up to three minutes: blocks are short,
 # and there are as many as a median needs.
 _LARGE = "65536,1048576,16777216,67108864"
 RUNS = {
@@ -35,7 +35,7 @@ RUNS = {
     "hierarchical": "hierarchical.py --rounds 3",
     "memory": "memory.py",
     "timeline": "timeline.py",
-    "pde_scaling": "pde_scaling.py",
+    "pde_scaling": "pde_scaling.py --rounds 1 --iterations 2 --poisson-nodes 900",
 }
 
 

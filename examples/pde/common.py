@@ -145,11 +145,11 @@ def report(
     if gradred.rank() != 0:
         return
     write_results(args.out / "results.json", results)
-    draw(args.out / "recovered.png", title, fields, values)
+    picture = draw(args.out / "recovered.png", title, fields, values)
     for name, value in results.items():
         if not isinstance(value, list):
             print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
-    print(f"picture: {args.out / 'recovered.png'}")
+    print(f"picture: {picture}")
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -158,8 +158,12 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     os.replace(part, path)
 
 
-def draw(path: Path, title: str, fields: dict[str, np.ndarray], values: Sequence[float]) -> None:
-    import matplotlib
+def draw(path: Path, title: str, fields: dict[str, np.ndarray], values: Sequence[float]) -> str:
+    """Writes the picture; returns its path, or why there is none."""
+    try:
+        import matplotlib
+    except ImportError:
+        return "none, matplotlib is not installed"
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -179,3 +183,4 @@ def draw(path: Path, title: str, fields: dict[str, np.ndarray], values: Sequence
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return str(path)

@@ -36,7 +36,9 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         if arguments.action == "show":
             for path in arguments.files:
-                print("".join(describe(domain) for domain in read(path).values()), end="")
+                domains = read(path)
+                text = "".join(map(describe, domains.values()))
+                print(text or f"{path}: holds no plan\n", end="")
         else:
             draw(arguments.file, arguments.domain, arguments.output)
     except InvalidArgument as error:

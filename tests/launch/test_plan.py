@@ -74,11 +74,14 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         plan_file.read(tmp_path / "other")
 
 
-def test_show(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "show", path]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("optimizer.0: 3 entries, 4440 bytes on the wire, 2 groups; planned")
     assert lines[3].split() == ["1", "2", "440", "3.100", "3.150..3.300", "3.160..3.310"]
+    plan_file.write(tmp_path / "empty.json", 2, [])
+    assert cli.main(["plan", "show", str(tmp_path / "empty.json")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/empty.json: holds no plan\n"
 
 
 def test_check(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
