@@ -60,7 +60,9 @@ build: $(STAMPS)/native
 demo: build $(STAMPS)/examples
 	$(PY) examples/diffraction/demo.py
 
-test: build $(STAMPS)/tests $(STAMPS)/examples old-environment
+# Some of the set-up waits for downloads, some compiles: two at a time.
+test: build
+	@$(MAKE) -j2 -Otarget $(STAMPS)/tests $(STAMPS)/examples old-environment
 	$(PY) tests/run.py --native $(BUILD) --old-python $(OLD_PY)
 
 native-test: $(STAMPS)/tests

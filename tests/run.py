@@ -1,6 +1,7 @@
 """The whole plan of tests: ``python tests/run.py --native BUILD [--old-python PYTHON] [PART...]``.
 
 Prints what each part prints, then a table of times and one line "N passed, N failed" over all.
+Parts that leave cores idle run two at a time; what each prints is shown when it ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +33,8 @@ _ENVIRONMENT = {
 _ARRAYS = ["tests/mpi"]  # no TensorFlow: quick to start
 _LOCAL = ["tests/multiproc"]  # ranks started without MPI
 _FRAMEWORKS = ["tests/tensorflow", "tests/keras", "tests/diff", "tests/pde", "tests/examples"]
+# Here tests that start jobs are of the library, elsewhere of the launcher and of programs.
+_JOBS = [*_ARRAYS, *_LOCAL, "tests/tensorflow", "tests/keras", "tests/diff", "tests/pde"]
 _NO_TESTS = 5  # pytest's exit code when none were chosen
 
 
@@ -52,6 +56,7 @@ class Part:
     command: list[str]
     count: Callable[[str], Counts]
     limit_s: float
+    beside: bool = False  # another such part may run at the same time
     environment: dict[str, str] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     seconds: float = 0.0
@@ -90,13 +95,27 @@ def failed_programs(text: str) -> str:
     return "\n".join([*lines, *text.splitlines()[-12:]])
 
 
-def run_part(part: Part, folder: Path) -> None:
-    """Runs one part in its own session, shows its output as it comes and fills in its counts."""
-    print(f"\n=== {part.name}: {' '.join(part.command)}", flush=True)
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a part that takes too long."""
+    while process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(10)
+
+
+def run_part(part: Part, folder: Path, quiet: bool) -> str:
+    """Runs one part in its own session and fills in its counts; returns what is not shown yet.
+
+    quiet: nothing is shown. Else output is shown as it comes, of the C++ programs when they fail.
+    """
+    title = f"\n=== {part.name}: {' '.join(part.command)}\n"
     start = time.monotonic()
     environment = {**os.environ, **_ENVIRONMENT, **part.environment}
-    environment["PYTEST_DEBUG_TEMPROOT"] = str(folder)
     environment["TMPDIR"] = str(folder)  # TensorFlow leaves files of traced functions when killed
+    environment["PYTEST_DEBUG_TEMPROOT"] = str(folder / part.name)  # pytest clears what it finds
+    (folder / part.name).mkdir()
+    native = part.count is count_native  # each of its lines is the name of a test or of a program
+    if not quiet:
+        print(title, end="", flush=True)
     process = subprocess.Popen(
         part.command,
         cwd=_ROOT,
@@ -107,29 +126,56 @@ def run_part(part: Part, folder: Path) -> None:
         start_new_session=True,
     )
     assert process.stdout is not None
-    signal.signal(signal.SIGALRM, lambda _n, _f: os.killpg(process.pid, signal.SIGTERM))
-    signal.setitimer(signal.ITIMER_REAL, part.limit_s, 10.0)
-    quiet = part.count is count_native  # each of its lines is the name of a test or of a program
-    text = []
+    timer = threading.Timer(part.limit_s, end, (process,))
+    timer.daemon = True
+    timer.start()
+    lines = []
     for raw in process.stdout:
-        text.append(raw.decode(errors="replace"))
-        if not quiet:
-            print(text[-1], end="", flush=True)
+        lines.append(raw.decode(errors="replace"))
+        if not quiet and not native:
+            print(lines[-1], end="", flush=True)
     code = process.wait()
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    timer.cancel()
     part.seconds = time.monotonic() - start
-    part.counts = part.count("".join(text))
-    if quiet and code != 0:
-        print(failed_programs("".join(text)), flush=True)
+    text = "".join(lines)
+    part.counts = part.count(text)
+    rest = title + ("" if native else text) if quiet else ""
+    if native and code != 0:
+        rest += failed_programs(text) + "\n"
     if code not in (0, _NO_TESTS) and part.counts.failed == 0:
         part.counts.failed = 1
-        print(f"FAILED: {part.name} ended with exit code {code}", flush=True)
+        rest += f"FAILED: {part.name} ended with exit code {code}\n"
+    return rest
 
 
-def pytest_part(name: str, python: str, where: list[str], marks: str, limit_s: float) -> Part:
+def run_beside(parts: list[Part], folder: Path) -> None:
+    """Runs parts two at a time, in their order."""
+    left = iter(parts)
+    lock = threading.Lock()
+
+    def lane() -> None:
+        while True:
+            with lock:
+                part = next(left, None)
+            if part is None:
+                return
+            text = run_part(part, folder, quiet=True)
+            with lock:
+                print(text, end="", flush=True)
+
+    lanes = [threading.Thread(target=lane, daemon=True) for _ in range(2)]
+    for thread in lanes:
+        thread.start()
+    for thread in lanes:
+        thread.join()
+
+
+def pytest_part(
+    name: str, python: str, where: list[str], marks: str, limit_s: float, *, beside: bool = False
+) -> Part:
     options = ["-q", "-p", "no:cacheprovider", "--durations=5", "--durations-min=5"]
     command = [python, "-m", "pytest", *options, "-m", marks, *where]
-    return Part(name, command, count_pytest, limit_s)
+    return Part(name, command, count_pytest, limit_s, beside)
 
 
 def ranks_part(
@@ -161,19 +207,21 @@ def with_rank_tests(where: list[str]) -> list[str]:
 def plan(native: str, old_python: str | None) -> list[Part]:
     python = sys.executable
     ctest = shutil.which("ctest", path=os.path.dirname(python)) or "ctest"
+    others = [f"--ignore={folder}" for folder in _JOBS]
     parts = [
         Part("native", [ctest, "--test-dir", native, "-j2", "-V"], count_native, 900.0),
-        pytest_part("unit", python, ["tests"], "not launch", 600.0),
-        pytest_part("launch", python, ["tests"], "launch", 900.0),
+        pytest_part("launch", python, ["tests", *others], "launch", 900.0, beside=True),
+        pytest_part("jobs", python, _JOBS, "launch", 900.0, beside=True),
+        pytest_part("unit", python, ["tests"], "not launch", 600.0, beside=True),
     ]
     arrays, local = with_rank_tests(_ARRAYS), with_rank_tests(_LOCAL)
     frameworks = with_rank_tests(_FRAMEWORKS)
-    for size in (2, 3, 4, 5):
+    for size in (2, 3, 4):
         if arrays:
             parts.append(ranks_part(f"mpi-{size}", python, size, arrays))
         if local:
             parts.append(ranks_part(f"local-{size}", python, size, local, local=True))
-        if frameworks and size < 5:
+        if frameworks:
             parts.append(ranks_part(f"tensorflow-{size}", python, size, frameworks))
     if old_python is not None and frameworks:
         where = [folder for folder in frameworks if folder != "tests/examples"]
@@ -218,8 +266,10 @@ def main() -> int:
         parts = [part for part in parts if part.name in arguments.parts]
     total = Counts()
     with tempfile.TemporaryDirectory(prefix="gradred-tests-") as folder:
+        run_beside([part for part in parts if part.beside], Path(folder))
         for part in parts:
-            run_part(part, Path(folder))
+            if not part.beside:
+                print(run_part(part, Path(folder), quiet=False), end="", flush=True)
             total.add(part.counts)
     print(table(parts))
     print(f"{total.passed} passed, {total.failed} failed")
