@@ -76,6 +76,7 @@ def test_any_grid_of_ranks_gives_the_bits_of_one_rank(contexts, kind, dtype):
                 np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [AcousticWave, Heat])
 def test_checkpoints_give_the_same_gradients(contexts, kind):
     context = contexts[0][0]

@@ -77,6 +77,7 @@ def test_the_setting_is_what_calls_without_groups_get(monkeypatch, rank: int) ->
             assert len(plan["group_ends"]) == 2
 
 
+@pytest.mark.ranks(2, deadline=120)
 def test_a_saved_plan_is_used(monkeypatch, tmp_path, rank: int, caplog) -> None:
     def run(domain: str, count: int) -> dict:
         v = [tf.Variable(tf.ones([n + 1])) for n in range(count)]
