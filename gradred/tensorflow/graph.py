@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs
 
 import tensorflow as tf
 from gradred.errors import InvalidArgument, Unsupported
@@ -20,6 +21,7 @@ from gradred.process_sets import ProcessSet
 __all__ = [
     "call_site",
     "domain_name",
+    "of_session",
     "of_set",
     "outermost_graph",
     "plain_python",
@@ -39,8 +41,14 @@ def plain_python(function: _Function) -> _Function:
     return cast(_Function, tf.autograph.experimental.do_not_convert(function))
 
 
-# For each outermost graph: how often a name was used in it.
+# For each graph: how often a name was used in it.
 _uses: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = weakref.WeakKeyDictionary()
+
+_CONTROL_FLOW = (
+    control_flow_v2_func_graphs.CondBranchFuncGraph,
+    control_flow_v2_func_graphs.WhileCondFuncGraph,
+    control_flow_v2_func_graphs.WhileBodyFuncGraph,
+)
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -83,7 +91,7 @@ def domain_name(kind: str, name: str | None, process_set: ProcessSet) -> str:
     """The name of a call's domain, alike on ranks that run the same program.
 
     kind: the operation. name: the user's, or None: then the line that calls, or in a graph the
-    function that is traced. Calls traced into one outermost graph get names of their own.
+    function that is traced. See ``unique``.
 
     Raises InvalidArgument for a process set that is not registered.
     """
@@ -94,7 +102,7 @@ def domain_name(kind: str, name: str | None, process_set: ProcessSet) -> str:
     if not name and tf.executing_eagerly():
         name = f"{kind}:{call_site()}"
     elif not name:
-        name = f"{kind}:{getattr(outermost_graph(), 'name', None) or 'graph'}"
+        name = f"{kind}:{_function_name()}"
     return unique(of_set(name, process_set))
 
 
@@ -104,13 +112,28 @@ def of_set(name: str, process_set: ProcessSet) -> str:
     return name if number == 0 else f"{name}@{number}"
 
 
-def unique(name: str, within: tf.Graph | None = None) -> str:
-    """The name, with a number if calls in a graph, the outermost one, have used it before."""
+def unique(name: str) -> str:
+    """The name, with a number if calls in this graph have used it before.
+
+    This graph: what is built at the moment, also a branch or the body of a loop. What is traced
+    again begins anew, and functions do not count with what calls them, so that the number is alike
+    on ranks that have traced different things before, or some twice. Equal names in one graph that
+    runs are told apart there: Note [Instances] in native/tf/instances.h. Graphs of tf.compat.v1,
+    which are built once, count as a whole.
+    """
     if tf.executing_eagerly():
         return name
-    uses = _uses.setdefault(within or outermost_graph(), collections.Counter())
+    graph = of_session() or tf_ops.get_default_graph()
+    uses = _uses.setdefault(graph, collections.Counter())
     uses[name] += 1
     return name if uses[name] == 1 else f"{name}.{uses[name] - 1}"
+
+
+def of_session() -> tf.Graph | None:
+    """The graph of tf.compat.v1 that is built, in functions the one that calls them; or None."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return None
+    return outermost_graph()
 
 
 def outermost_graph() -> tf.Graph:
@@ -123,6 +146,16 @@ def outermost_graph() -> tf.Graph:
             break
         graph = outer
     return graph
+
+
+def _function_name() -> str:
+    """The innermost function that is traced, not a branch, loop or derivative of it."""
+    graph = tf_ops.get_default_graph()
+    while isinstance(graph, _CONTROL_FLOW) and graph.outer_graph is not None:
+        graph = graph.outer_graph
+    name = getattr(graph, "name", None) or "graph"
+    derived = re.fullmatch(r"__(?:forward|backward|inference)_(.+)_\d+", name)
+    return derived[1] if derived else name
 
 
 def call_site() -> str:

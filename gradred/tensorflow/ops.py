@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -42,7 +43,12 @@ class Domain:
     members: tuple[Member, ...]
 
 
-_declared: dict[tuple[Any, ...], Domain] = {}  # by graphs, which keep the keys
+_declared: dict[tuple[Any, ...], Domain] = {}  # by functions, which keep the keys
+# By graphs of tf.compat.v1: none shares a key with another. See Note [Instances] in
+# native/tf/instances.h.
+_of_sessions: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[Any, ...], Domain]] = (
+    weakref.WeakKeyDictionary()
+)
 # By eager calls, the latest last: names and shapes may change from call to call.
 _eager: collections.OrderedDict[tuple[Any, ...], Domain] = collections.OrderedDict()
 _MOST_EAGER = 1024
@@ -66,15 +72,20 @@ def declare(
     """
     identity = (name, tuple(members), tuple(group_ends), process_set, wish, planned)
     eager = tf.executing_eagerly()
+    session = None if eager else graph.of_session()
     with _lock:
-        domains = _eager if eager else _declared
+        if session is not None:
+            domains = _of_sessions.setdefault(session, {})
+        else:
+            domains = _eager if eager else _declared
         domain = domains.get(identity)
         if domain is not None:
             if eager:
                 _eager.move_to_end(identity)
             return domain
         # See Note [Names of specs] in native/tf/domains.h.
-        domain = Domain(name, f"{name}#{next(_numbers)}", tuple(members))
+        mark = "#" if session is None else "#s"
+        domain = Domain(name, f"{name}{mark}{next(_numbers)}", tuple(members))
         entries = [{**asdict(m), "shape": list(m.shape)} for m in members]
         for key in (domain.key, name):  # under the plain name for gradred.plan()
             core.register_spec(

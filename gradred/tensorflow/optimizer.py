@@ -19,8 +19,9 @@ __all__ = ["DistributedOptimizer"]
 
 _FAMILIES = (v1, keras3, keras2)
 
-# Optimizers that were wrapped without a name, for each process set: by its ranks, since it may not
+# Optimizers without a name that have reduced, for each process set: by its ranks, since it may not
 # be registered yet; () for the global one, (-1,) for a communicator, whose ranks are not known yet.
+# One that was only wrapped does not count: a rank may load a model to look at it.
 _numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
@@ -50,7 +51,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     which takes a variable whose gradient stays on its rank.
 
     name: of the domain; the same on all ranks. If not given "optimizer.<k>" for the k-th optimizer
-    that the program wraps for the process set. compression: of Compression; None: the setting
+    that reduces, or is traced, for the process set. compression: of Compression; None: the setting
     GRADRED_WIRE. sparse_as_dense: make tf.IndexedSlices dense; otherwise the rows that ranks have
     travel, or the whole if that is less. op: any but Adasum; tf.IndexedSlices need Sum or Average.
     gradient_predivide_factor: with Average, divide by it before the sum and by size/factor after
@@ -98,13 +99,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise InvalidArgument(
             f"{what}: this {type(optimizer).__name__} is distributed already: wrap it once"
         )
-    domain = f"optimizer:{name}" if name else _numbered(process_set)
-    reducer = GradientReducer(domain, options, passes, bool(average_aggregated_gradients))
+    reducer = GradientReducer(
+        lambda: _domain(name, process_set), options, passes, bool(average_aggregated_gradients)
+    )
     adapter.wrap(optimizer, reducer)
     return optimizer
 
 
-def _numbered(process_set: ProcessSet) -> str:
+def _domain(name: str | None, process_set: ProcessSet) -> str:
+    if name:
+        return f"optimizer:{name}"
     ranks = () if process_set is global_process_set else tuple(process_set.ranks) or (-1,)
     _numbers[ranks] += 1
     return f"optimizer.{_numbers[ranks] - 1}"

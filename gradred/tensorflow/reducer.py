@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -46,14 +47,19 @@ class Plans:
 class GradientReducer:
     """Reduces gradients in domains of its own: one for each list of variables.
 
-    passes: calls of ``step`` that are summed up for one reduction. average_passes: divide by their
-    number. on_new: called with each Accumulation and its number, to save it with the optimizer.
+    domain: asked for the first one's name when it is needed. passes: calls of ``step`` that are
+    summed up for one reduction. average_passes: divide by their number. on_new: called with each
+    Accumulation and its number, to save it with the optimizer.
     """
 
     def __init__(
-        self, domain: str, options: Options, passes: int = 1, average_passes: bool = False
+        self,
+        domain: Callable[[], str],
+        options: Options,
+        passes: int = 1,
+        average_passes: bool = False,
     ) -> None:
-        self.domain = domain
+        self._make_domain = domain
         self.options = options
         self.passes = passes
         self.average_passes = average_passes
@@ -109,10 +115,7 @@ class GradientReducer:
         missing: see ``reduce_gradients``.
         """
         # One function may update several times: its reductions are not ordered among themselves.
-        # Not so in the outermost graph, where a function that makes the optimizer's variables is
-        # traced twice on some ranks and once on those that have them already.
-        name = graph.of_set(self._know(variables).name, self.options.process_set)
-        name = graph.unique(name, tf.compat.v1.get_default_graph())
+        name = graph.unique(graph.of_set(self._know(variables).name, self.options.process_set))
         local = self.local.keys()
         reduced = reduce_gradients(name, gradients, variables, self.options, local, missing)
         return [_divided(g, self.passes if self.average_passes else 1) for g in reduced]
@@ -175,12 +178,16 @@ class GradientReducer:
         """While ``applying``: how many ranks brought the variable's gradient; None: this one."""
         return (getattr(self._thread, "missing", None) or {}).get(variable_key(variable))
 
+    @functools.cached_property
+    def _domain(self) -> str:
+        return self._make_domain()
+
     def _know(self, variables: Sequence[Any]) -> _Known:
         identity = tuple(variable_key(variable) for variable in variables)
         known = self._known.get(identity)
         if known is None:
             number = len(self._known)
-            name = self.domain if number == 0 else f"{self.domain}.{number}"
+            name = self._domain if number == 0 else f"{self._domain}.{number}"
             known = self._known[identity] = _Known(name, list(variables))
         return known
 

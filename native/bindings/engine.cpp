@@ -166,11 +166,12 @@ Names& RegisteredNames() {
   return *names;
 }
 
-// The domain of a spec that is registered as "<domain>#<number>" for a traced graph, else the name.
+// The domain of a spec that is registered as "<domain>#<number>" for a graph, else the name.
 std::string DomainOf(const std::string& name) {
   const size_t mark = name.rfind('#');
   if (mark == std::string::npos || mark + 1 == name.size()) return name;
-  const bool number = name.find_first_not_of("0123456789", mark + 1) == std::string::npos;
+  const size_t digits = mark + (name[mark + 1] == 's' ? 2 : 1);  // See Note [Names of specs]
+  const bool number = name.find_first_not_of("0123456789", digits) == std::string::npos;
   return number ? name.substr(0, mark) : name;
 }
 

@@ -35,7 +35,7 @@ engine::DomainSpecPtr Named(const std::string& key, const std::string& suffix) {
                     "': was this graph traced by another process and loaded here?");
   auto named = std::make_shared<engine::DomainSpec>(*registered);
   named->plan = nullptr;
-  named->name = key.substr(0, key.rfind('#')) + suffix;
+  named->name = DomainOf(key) + suffix;
   return named;
 }
 
@@ -62,6 +62,10 @@ class Cache {
 };
 
 }  // namespace
+
+std::string DomainOf(const std::string& key) { return key.substr(0, key.rfind('#')); }
+
+bool IsOfSession(const std::string& key) { return key.compare(key.rfind('#') + 1, 1, "s") == 0; }
 
 engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix) {
   // Kept: TensorFlow's threads outlive static destructors.

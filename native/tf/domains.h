@@ -13,7 +13,10 @@ namespace gradred::tf {
 // A graph keeps the spec that it was traced with for as long as it lives, while the domain of the
 // same name may be traced again with other shapes. So the ops carry "<domain>#<number of the spec
 // in this process>", and specs are registered under that. The engine, and so the other ranks, see
-// "<domain>".
+// "<domain>". Graphs of tf.compat.v1 have "<domain>#s<number>".
+
+std::string DomainOf(const std::string& key);
+bool IsOfSession(const std::string& key);
 
 // The spec of a graph or an eager call as the engine sees it: registered as `key`, under the name
 // without the number and with `suffix`; the same pointer each time. Throws kInternal when nothing

@@ -83,7 +83,7 @@ class Run : public std::enable_shared_from_this<Run> {
 void AllToAll(void* kernel, TF_OpKernelContext* context, Done done) {
   auto* k = static_cast<AllToAllKernel*>(kernel);
   const std::shared_ptr<engine::Engine> engine = engine::Global();
-  engine::DomainSpecPtr spec = SpecFor(k->instance.domain(), k->instance.Suffix());
+  engine::DomainSpecPtr spec = SpecFor(k->instance.key(), k->instance.Suffix());
   auto run = std::make_shared<Run>(context, std::move(done));
   const engine::Shape shape = ShapeOf(run->input());
   CheckFits(*spec, 0, DTypeOf(run->input()), shape);

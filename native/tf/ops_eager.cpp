@@ -135,7 +135,7 @@ class Run {
 void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   auto* k = static_cast<RunListKernel*>(kernel);
   const std::shared_ptr<engine::Engine> engine = engine::Global();
-  engine::DomainSpecPtr spec = SpecFor(k->instance.domain(), k->instance.Suffix());
+  engine::DomainSpecPtr spec = SpecFor(k->instance.key(), k->instance.Suffix());
   auto run = std::make_shared<Run>(context, std::move(done));
   run->Prepare(*spec, k->absent);
   if (!spec->complete()) spec = WithShapes(spec, run->shapes());

@@ -11,7 +11,7 @@ namespace {
 
 CallPtr Claim(TF_OpKernelContext* context, const Instance& instance, int position, int output) {
   const CallPtr call =
-      CallTable::The().Claim({instance.domain(), instance.Number(), TheApi().GetFrameId(context),
+      CallTable::The().Claim({instance.key(), instance.Number(), TheApi().GetFrameId(context),
                               TheApi().GetIterId(context)},
                              position);
   EmitHandle(context, output, call->id(), [](int64_t id) { CallTable::The().DropTicket(id); });

@@ -53,6 +53,58 @@ def test_other_names_on_some_ranks(mode, rank, size):
     assert_same_on_all_ranks(weights(together))
 
 
+@MODES
+def test_ranks_that_have_done_other_things(mode, rank, size):
+    """One rank has wrapped an optimizer that it never uses, another has traced in vain, and a
+    third has built its optimizer; layers that reduce by themselves are in it."""
+    x = np.random.default_rng(rank).normal(size=(4, 3))
+    layers = keras.layers
+    if rank == 0:
+        hvd.DistributedOptimizer(O.Adam(0.01))
+    for i in range(2):
+        if rank == 1:
+            net(), hvd.SyncBatchNormalization(dtype="float64")
+        keras.utils.set_random_seed(5 + i)
+        model = keras.Sequential(
+            [
+                keras.Input((3,), dtype="float64"),
+                layers.Dense(4, dtype="float64"),
+                hvd.SyncBatchNormalization(dtype="float64"),
+                layers.Dense(4, dtype="float64"),
+                hvd.SyncBatchNormalization(dtype="float64"),
+            ]
+        )
+        optimizer = hvd.DistributedOptimizer(O.Adam(0.01))
+        if rank == size - 1:
+            optimizer.build(model.trainable_variables)
+
+        def update(x, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - x[:, :1]))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        run = update
+        if mode == "function":
+            inner = tf.function(update)
+
+            def outer(x, fails, inner=inner):
+                loss = inner(x)
+                if fails:
+                    raise RuntimeError
+                return loss
+
+            outer = tf.function(outer)
+            run = lambda x, outer=outer: outer(x, False)  # noqa: E731
+            if rank == 1:
+                with pytest.raises(RuntimeError):
+                    outer.get_concrete_function(tf.TensorSpec(x.shape, tf.float64), True)
+        losses = [float(run(tf.constant(x))) for _ in range(5)]
+        assert losses[-1] < losses[0]
+        assert_same_on_all_ranks(weights(model))
+
+
 @pytest.mark.ranks(2, deadline=120)
 @MODES
 def test_other_groups_on_some_ranks(mode, rank, size):

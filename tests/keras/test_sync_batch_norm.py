@@ -16,7 +16,7 @@ from harness.training import (
     keras,
 )
 
-pytestmark = [pytest.mark.ranks(2, deadline=120)]
+pytestmark = [pytest.mark.ranks(2, deadline=120), pytest.mark.smoke]
 three = pytest.mark.ranks(2, 3, deadline=120)
 
 BatchNormalization = keras.layers.BatchNormalization
@@ -75,7 +75,6 @@ def moving(layer):
         ((2, 5, 3), -1, "equal"),
     ],
 )
-@pytest.mark.smoke
 def test_as_one_process_with_the_joined_batch(shape, axis, rows, mode, rank, size):
     rows = ROWS[rows][:size]
     part = mine(rows, rank)
@@ -94,7 +93,6 @@ def test_as_one_process_with_the_joined_batch(shape, axis, rows, mode, rank, siz
 
 
 @three
-@pytest.mark.smoke
 def test_second_derivatives(rank, size):
     """The gradient's norm by the inputs."""
     rows = ROWS["unequal"][:size]
@@ -126,7 +124,6 @@ def test_second_derivatives(rank, size):
         ("float64", 1e8, 1e-12),
     ],
 )
-@pytest.mark.smoke
 def test_small_deviations_of_a_large_mean(dtype, mean, tolerance, rank, size):
     rows = (40, 10, 70)[:size]
     x = (mean + 1e-2 * numbers(sum(rows), 64, 2)).astype(dtype)
@@ -149,7 +146,6 @@ def test_small_deviations_of_a_large_mean(dtype, mean, tolerance, rank, size):
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-@pytest.mark.smoke
 def test_halves(policy, rank, size):
     """Sums of squares beyond the range of float16; statistics as in float32."""
     rows = (30, 8, 21)[:size]
@@ -167,7 +163,6 @@ def test_halves(policy, rank, size):
 
 
 @three
-@pytest.mark.smoke
 def test_masks(rank, size):
     rows, length = ROWS["unequal"][:size], 5
     x = numbers(sum(rows), length, 3)
@@ -186,7 +181,6 @@ def test_masks(rank, size):
         layer(x[part], training=True, mask=mask[part][:, 0])
 
 
-@pytest.mark.smoke
 def test_gradients_with_masks(rank, size):
     rows, length = ROWS["unequal"][:size], 4
     mask = np.arange(length) < np.array([[1 + i % length] for i in range(sum(rows))])
@@ -211,7 +205,6 @@ def test_gradients_with_masks(rank, size):
     assert_close([got[mask[part]]], [expected[part][mask[part]]], 1e-12)
 
 
-@pytest.mark.smoke
 def test_number_of_reductions(rank, size):
     """One forward, one back; none where the layer is frozen or does not train."""
     layer = hvd.SyncBatchNormalization(dtype="float32")
@@ -228,7 +221,6 @@ def test_number_of_reductions(rank, size):
     assert gradred.metrics().batches - before == 2
 
 
-@pytest.mark.smoke
 def test_no_rank_has_a_sample(rank, size):
     layer = hvd.SyncBatchNormalization(dtype="float32")
     layer(numbers(4, 3), training=True)
@@ -238,7 +230,6 @@ def test_no_rank_has_a_sample(rank, size):
 
 
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 does not switch XLA on by itself")
-@pytest.mark.smoke
 def test_no_xla(rank, size):
     model = net(hvd.SyncBatchNormalization)
     with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
@@ -247,7 +238,6 @@ def test_no_xla(rank, size):
 
 
 @pytest.mark.skipif(KERAS_3, reason="graphs that serve both are Keras 2's")
-@pytest.mark.smoke
 def test_training_that_a_session_decides(rank, size):
     rows = ROWS["unequal"][:size]
     x = numbers(sum(rows), 3)
@@ -271,14 +261,12 @@ def test_training_that_a_session_decides(rank, size):
         ({"virtual_batch_size": 2}, gradred.Unsupported),
     ],
 )
-@pytest.mark.smoke
 def test_refused(options, error):
     with pytest.raises(error, match=next(iter(options))):
         hvd.SyncBatchNormalization(**options)
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.smoke
 def test_process_sets(rank, size):
     some = hvd.add_process_set([0, 2])
     x = numbers(9, 3)
