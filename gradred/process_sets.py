@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from typing import Any
 
 from gradred._native import core
-from gradred.errors import InvalidArgument
+from gradred.errors import Error, InvalidArgument
 
 __all__ = [
     "ProcessSet",
@@ -176,11 +177,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         raise InvalidArgument(f"remove_process_set: expected a ProcessSet, got {process_set!r}")
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
-    for part in list(process_set._parts):
-        assert part.process_set_id is not None
-        core.remove_process_set(part.process_set_id)
-        _registered.remove(part)
-        part._forget(removed=True)
+    _unregister(process_set._parts, removed=True)
     return True
 
 
@@ -206,6 +203,15 @@ def _register(new: ProcessSet) -> None:
     _registered.append(new)
 
 
+def _unregister(parts: list[ProcessSet], *, removed: bool) -> None:
+    """Removes sets that are registered. Collective."""
+    for part in list(parts):
+        assert part.process_set_id is not None
+        core.remove_process_set(part.process_set_id)
+        _registered.remove(part)
+        part._forget(removed=removed)
+
+
 def _register_communicator(new: ProcessSet) -> None:
     """Registers all sets that the processes' communicators are. Collective."""
     from gradred.objects import allgather_object
@@ -220,22 +226,28 @@ def _register_communicator(new: ProcessSet) -> None:
         if text:
             raise InvalidArgument(text)
     parts = [ProcessSet(ranks) for ranks in sorted({tuple(r) for r, _ in everyone if r})]
+    without = [rank for rank, (ranks, _) in enumerate(everyone) if not ranks]
+    if without and len(parts) != 1:
+        raise InvalidArgument(
+            f"add_process_set: rank {', '.join(map(str, without))} is in none of the communicators "
+            f"of {[part.ranks for part in parts]}, and cannot tell which one is meant"
+        )
     for part in parts:  # before any of them is registered
         _check(part.ranks)
-    if not mine and len(parts) == 1:
-        mine = parts[0].ranks  # of a communicator that this rank is not in
+    mine = mine or parts[0].ranks  # of a communicator that this rank is not in
     for i, part in enumerate(parts):
         if part.ranks == mine:
             parts[i] = new
             new.ranks = mine
-    for part in parts:
+    for i, part in enumerate(parts):
         part._parts = parts
-        _register(part)
-    if new.process_set_id is None:
-        raise InvalidArgument(
-            f"add_process_set: rank {core.rank()} is in none of the communicators of "
-            f"{[part.ranks for part in parts]}, and cannot tell which one is meant"
-        )
+        try:
+            _register(part)
+        except Error:  # the same on all ranks, which undo it alike
+            part._forget(removed=False)
+            with suppress(Error):
+                _unregister(parts[:i], removed=False)
+            raise
 
 
 def _intracommunicator(comm: Any) -> Any:

@@ -23,7 +23,7 @@ def same_library():
 """
 
 FIRST = (
-    "from mpi4py import MPI\n"
+    "from mpi4py import MPI\nfrom gradred import process_sets\n"
     + _USE
     + """
 world = MPI.COMM_WORLD
@@ -82,6 +82,27 @@ for _ in range(2):
         assert "has the ranks [1, 2] already" in str(error), error
 assert gr.remove_process_set(of_pair)
 assert gr.add_process_set(halves).ranks == ([0] if gr.rank() == 0 else [1, 2]), halves
+gr.remove_process_set(halves)
+# What fails on the way leaves nothing behind, and fails alike on all ranks.
+add, calls = process_sets.core.add_process_set, []
+def full_after_one(ranks):
+    calls.append(ranks)
+    if len(calls) == 2:
+        raise gr.Unsupported("no more sets")
+    return add(ranks)
+alone = gr.ProcessSet(MPI.COMM_SELF if gr.rank() < 2 else MPI.COMM_NULL)
+for text, failing in (("rank 2 is in none of", add), ("no more sets", full_after_one)):
+    process_sets.core.add_process_set = failing
+    try:
+        gr.add_process_set(alone if failing is add else halves)
+        raise AssertionError(text)
+    except gr.Error as error:
+        assert text in str(error), error
+    process_sets.core.add_process_set = add
+    assert (alone.ranks, halves.ranks) == ([], []), (alone, halves)
+for ranks in ([0], [1, 2]):
+    assert gr.remove_process_set(gr.add_process_set(ranks)), ranks
+assert gr.add_process_set(halves).included()
 gr.shutdown()
 for bad in (MPI.COMM_NULL,):
     try:
