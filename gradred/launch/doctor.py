@@ -45,6 +45,23 @@ version = ctypes.c_int()
 assert getattr(library, {function!r})(ctypes.byref(version)) == 0, "{function} fails"
 print(path, version.value)
 """
+# What --version of a launcher says; horovodrun also has to have been built with MPI.
+_LAUNCHER = """
+import os, shutil, subprocess, sys
+name = {name!r}
+path = shutil.which(name, path=os.path.join(sys.prefix, "bin")) or shutil.which(name)
+if path is None:
+    sys.exit(name + " is not in this environment or on PATH")
+def ask(option):
+    done = subprocess.run([path, option], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit((done.stdout + done.stderr).strip() or f"{{path}} {{option}}: {{done.returncode}}")
+    return (done.stdout.strip() or done.stderr.strip()).splitlines() or [""]
+version = ask("--version")[0].strip()
+if name == "horovodrun" and not any("[X] MPI" in line for line in ask("--check-build")):
+    sys.exit(f"{{path}} {{version}} was built without MPI: it refuses --mpi")
+print(path, version)
+"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,10 @@ def checks(installed: Callable[[str], bool] = _installed) -> list[Check]:
         Check("shared memory", _python(_SHARED_MEMORY), True),
         Check("2 ranks, no MPI", [*job, "local", *_python(_REDUCE)], True),
         Check("2 ranks, mpirun", [*job, "mpirun", *_python(_REDUCE)], mpi),
+        *(
+            Check(name, _python(_LAUNCHER.format(name=name)), False)
+            for name in ("srun", "jsrun", "horovodrun")
+        ),
         Check("mpi4py", _python("from mpi4py import MPI; print(MPI.Get_library_version())"), False),
         Check("TensorFlow", _python(version.format("tensorflow")), False),
         Check(

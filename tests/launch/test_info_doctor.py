@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +77,53 @@ def test_what_is_needed_follows_what_is_there(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(mpirun, "find_mpirun", lambda: "/bin/mpirun")
     needed = {check.name: check.needed for check in doctor.checks(lambda _: True)}
     assert needed["TensorFlow ops"] and needed["2 ranks, mpirun"] and not needed["NCCL"]
+
+
+def test_each_line_loads_the_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P9: with something in its place that cannot be loaded, its line is not ok, and says why."""
+    for name in ("numpy", "mpi4py", "tensorflow", "keras"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('lib{name}.so is gone')")
+    checks = {check.name: check for check in doctor.checks(lambda _: True)}
+    for name in ("NumPy", "native part", "shared memory"):
+        works, text = doctor.examine(checks[name])
+        assert works, text
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for line, name in (
+        *(("NumPy", "numpy"), ("mpi4py", "mpi4py"), ("TensorFlow", "tensorflow")),
+        *(("Keras", "keras"), ("TensorFlow ops", "numpy")),
+    ):
+        works, text = doctor.examine(checks[line])
+        assert not works and f"lib{name}.so is gone" in text, (line, text)
+    for line, library in (("NCCL", "libnccl.so.2"), ("CUDA driver", "libcuda.so.1")):
+        works, text = doctor.examine(checks[line])
+        assert works or library in text, text
+
+
+LAUNCHERS = {
+    "srun": ("echo slurm 23.11.1", True, "srun slurm 23.11.1"),
+    "jsrun": ("echo 10.3.0; echo more", True, "jsrun 10.3.0"),
+    "horovodrun": ("echo 0.28.1; echo '    [X] MPI'", True, "horovodrun 0.28.1"),
+    "horovodrun of a build without MPI": (
+        "echo 0.28.1; echo '    [ ] MPI'",
+        *(False, "was built without MPI: it refuses --mpi"),
+    ),
+    "srun that cannot run": ("echo no controller >&2; exit 1", False, "no controller"),
+    "srun that says nothing": ("exit 3", False, "srun --version: 3"),
+    "jsrun that is not there": (None, False, "jsrun is not in this environment or on PATH"),
+}
+
+
+@pytest.mark.parametrize("case", list(LAUNCHERS))
+def test_launchers(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, works, said = LAUNCHERS[case]
+    name = case.split()[0]
+    if text is not None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    checks = {check.name: check for check in doctor.checks(lambda _: False)}
+    *python, program = checks[name].command
+    program = program.replace("sys.prefix", repr(str(tmp_path)))  # whatever is in this environment
+    ok, reason = doctor.examine(doctor.Check(name, [*python, program], False))
+    assert (ok, reason.endswith(said)) == (works, True), reason
+    assert not checks[name].needed  # nothing is broken without it
