@@ -80,6 +80,12 @@ def loop(model, optimizer, rows, batch, mode, distributed_tape=False):
         run(tf.constant(x[part]), tf.constant(y[part]))
 
 
+def steps_of(optimizer):
+    """Updates it has made; the LossScaleOptimizer of early Keras 3 leaves counting to the inner."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return int(tf.convert_to_tensor(inner.iterations))
+
+
 def weights(model):
     return [w.copy() for w in model.get_weights()]
 

@@ -90,6 +90,18 @@ def test_lists_are_what_travels_together(rank, size):
     assert "group 2" in text and "group 3" not in text
 
 
+@pytest.mark.parametrize(("groups", "count"), [(1, 1), (2, 2), (100, 5), ("16B", 4), ("layer", 5)])
+def test_numbers_and_sizes_cut_as_they_say(groups, count, rank, size):
+    """S4: 4, 8, 12, 16 and 20 bytes, the last first."""
+    v = [tf.Variable(np.ones(i + 1, np.float32), name=f"v{i}") for i in range(5)]
+    name = f"cut {groups}"
+    optimizer = hvd.DistributedOptimizer(O.SGD(1.0), name=name, groups=groups)
+    optimizer.build(v)
+    optimizer.apply_gradients([(tf.ones_like(w), w) for w in v])
+    text = gradred.plan(f"optimizer:{name}.eager")
+    assert text.count("group ") == count, text
+
+
 @MODES
 @pytest.mark.parametrize("op", ["Sum", "Average", "Min", "Max", "Product"])
 def test_operations(op, mode, rank, size):

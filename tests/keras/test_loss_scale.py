@@ -7,7 +7,7 @@ import pytest
 
 import gradred.keras as hvd
 import tensorflow as tf
-from harness.training import KERAS_3, assert_same_on_all_ranks, keras
+from harness.training import KERAS_3, assert_same_on_all_ranks, keras, steps_of
 
 pytestmark = [pytest.mark.ranks(2, 3, deadline=120), pytest.mark.smoke]
 
@@ -34,10 +34,6 @@ def scale_of(optimizer):
         return None
     value = optimizer.dynamic_scale if KERAS_3 else optimizer.loss_scale
     return float(tf.convert_to_tensor(value))
-
-
-def steps_of(optimizer):
-    return int(tf.convert_to_tensor(optimizer.iterations))
 
 
 def sizes(order):

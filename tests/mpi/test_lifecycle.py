@@ -85,6 +85,7 @@ def test_rubbish_settings_of_one_rank(job, monkeypatch: pytest.MonkeyPatch) -> N
         ("GRADRED_INTRA", "flat"),
         ("GRADRED_VIRTUAL_NODES", "2"),
         ("GRADRED_CHUNK_BYTES", "65536"),
+        ("GRADRED_GROUPS", "layer"),
         ("HOROVOD_FUSION_THRESHOLD", "4096"),
     ],
 )
@@ -98,9 +99,7 @@ def test_settings_that_differ(job, monkeypatch, variable: str, value: str) -> No
         gr.init()
     text = str(caught.value)
     assert len(set(job.exchange(text))) == 1
-    assert variable.removeprefix("GRADRED_").split("_")[0].lower() in text.lower()
-    assert value in text
-    assert "rank 1" in text
+    assert variable in text and value in text and "rank 1" in text
     assert not gr.is_initialized()
 
 

@@ -13,6 +13,7 @@ import gradred.tensorflow as hvd
 import tensorflow as tf
 from gradred._native import core
 from gradred.errors import Abandoned, InvalidArgument, Mismatch, Unsupported
+from gradred.tensorflow.native import as_gradred_error
 
 pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.smoke]
 
@@ -68,22 +69,51 @@ def test_average_is_the_default(mode, rank, size):
     np.testing.assert_array_equal(result, np.float32([1, 2]) * np.float32((size + 1) / 2))
 
 
+EXTREMES = {
+    **{tf.int8: [127, -128], tf.int16: [2**15 - 1, -(2**15)], tf.int32: [2**31 - 1, -(2**31)]},
+    **{tf.int64: [2**63 - 1, -(2**63)], tf.uint8: [200, 255], tf.uint16: [2**16 - 1, 40000]},
+    **{tf.uint32: [2**32 - 1, 2**31], tf.uint64: [2**64 - 1, 2**63]},
+    **{tf.float16: [40000, -60000], tf.bfloat16: [2.0**126, -(2.0**126)]},
+}
+
+
 @BOTH
-def test_average_of_large_halves_and_small_integers(mode, size):
-    """S6, S8"""
-    halves = modes(hvd.allreduce)[mode](tf.constant([40000, 60000], tf.float16))
-    np.testing.assert_array_equal(halves, np.float16([40000, 60000]))
-    integers = modes(hvd.allreduce)[mode](tf.constant([100, -100], tf.int8))
-    np.testing.assert_array_equal(integers, [100, -100])
+def test_averages_of_what_is_large_do_not_overflow(mode, rank, size):
+    """S6, S8: in all reductions, alone and in a group."""
+    for dtype, values in EXTREMES.items():
+        x = tf.constant(np.array(values * size, dtype.as_numpy_dtype))
+        mine = np.array_split(x.numpy(), size)[rank]
+
+        def average(x):
+            alone, scattered = hvd.allreduce(x), hvd.reducescatter(x)
+            return alone, scattered, *hvd.grouped_allreduce([x]), *hvd.grouped_reducescatter([x])
+
+        whole, part, grouped, grouped_part = modes(average)[mode](x)
+        for result, expected in ((whole, x.numpy()), (part, mine)):
+            assert result.dtype == dtype
+            assert result.numpy().tolist() == expected.tolist()
+        assert grouped.numpy().tolist() == whole.numpy().tolist()
+        assert grouped_part.numpy().tolist() == part.numpy().tolist()
 
 
 @BOTH
 def test_scales_keep_double_precision(mode, rank, size):
-    """S9"""
+    """S9: before and after the sum, in all reductions."""
+
+    def scaled(x, **factors):
+        rows = tf.repeat(x, size)
+        return (
+            hvd.allreduce(x, op=hvd.Sum, **factors),
+            *hvd.grouped_allreduce([x], op=hvd.Sum, **factors),
+            hvd.reducescatter(rows, op=hvd.Sum, **factors),
+            *hvd.grouped_reducescatter([rows], op=hvd.Sum, **factors),
+        )
+
     x = tf.constant([1.0 + rank], tf.float64)
-    result = modes(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.1))[mode](x)
-    expected = sum(0.1 * (1.0 + r) for r in range(size))
-    np.testing.assert_allclose(result, [expected], rtol=1e-15)
+    for factors in ({"prescale_factor": 0.1}, {"postscale_factor": 0.1}):
+        expected = 0.1 * size * (size + 1) / 2
+        for result in modes(lambda x, f=factors: scaled(x, **f))[mode](x):
+            np.testing.assert_allclose(result, [expected], rtol=1e-15)
 
 
 @BOTH
@@ -321,6 +351,20 @@ def test_allgather_of_unequal_parts(mode, rank, size):
 
 
 @BOTH
+def test_gathers_and_broadcasts_of_every_dtype(mode, rank, size):
+    def step(x):
+        return hvd.allgather(x), *hvd.grouped_allgather([x, x[:0]]), hvd.broadcast(x[:1], size - 1)
+
+    rows = [np.array([[r, 1]] * (r + 1)) for r in range(size)]
+    for dtype in (tf.bool, *DTYPES, tf.complex64):
+        results = modes(step)[mode](tf.cast(tf.constant(rows[rank]), dtype))
+        expected = (np.concatenate(rows), np.concatenate(rows), np.zeros((0, 2)), rows[-1][:1])
+        for result, value in zip(results, expected, strict=True):
+            assert result.dtype == dtype and result.shape == value.shape
+            assert bool(tf.reduce_all(result == tf.cast(tf.constant(value), dtype)))
+
+
+@BOTH
 def test_broadcast(mode, rank, size):
     for root in range(size):
         result = modes(lambda x, root=root: hvd.broadcast(x, root))[mode](tf.fill([3], rank))
@@ -419,14 +463,15 @@ def test_process_sets(mode, rank, pair):
 
 @BOTH
 @pytest.mark.ranks(2, 3)
-def test_ranks_with_other_shapes(mode, rank, size):
+def test_ranks_with_other_shapes(job, mode, rank, size):
     """S3"""
     xs = [tf.zeros([3 if rank == 1 else 2]), tf.zeros([4]), tf.zeros([5])]
     run = modes(lambda *xs: hvd.grouped_allreduce(xs, name="differ"))[mode]
     with pytest.raises((Mismatch, tf.errors.FailedPreconditionError)) as caught:
         run(*xs)
-    text = str(caught.value)
-    assert "differ" in text and "[2]" in text and "[3]" in text and "1" in text
+    text = str(as_gradred_error(caught.value) if mode == "graph" else caught.value)
+    assert "'differ/0'" in text and "rank 1: " in text and "[2]" in text and "[3]" in text
+    assert len(set(job.exchange(text))) == 1
     # All is well again afterwards.
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == size
 
@@ -471,8 +516,6 @@ def test_jit_compile_is_refused_when_traced():
 
 def test_errors_in_eager_mode_are_gradreds():
     assert issubclass(Abandoned, gradred.Error)
-    from gradred.tensorflow.native import as_gradred_error
-
     ours = as_gradred_error(
         tf.errors.AbortedError(None, None, "x gradred Abandoned: rank 1 gave up")
     )
