@@ -11,7 +11,7 @@ import numpy as np
 from gradred._native import core
 from gradred.errors import InvalidArgument, Unsupported
 
-__all__ = ["DTYPES", "Input", "as_input", "as_list", "check_output"]
+__all__ = ["DTYPES", "Input", "as_input", "as_list", "check_name", "check_output"]
 
 # Element types that can be reduced, by NumPy's names.
 DTYPES = (
@@ -85,6 +85,16 @@ def as_list(values: Any, what: str) -> list[Any]:
     if one or not isinstance(values, Iterable):
         raise InvalidArgument(f"{what}: expected a list of tensors, got {type(values).__name__}")
     return list(values)
+
+
+def check_name(name: Any, what: str) -> None:
+    """Raises InvalidArgument for what is no name of a call. ``what`` names the operation."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"{what}: name={name!r}: expected text, got {type(name).__name__}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what}: name={name!r}: expected text of Unicode: {error}") from None
 
 
 def check_output(out: Any, value: Input, what: str) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from gradred import basics
 from gradred._native import core
-from gradred.arrays import Input, as_input, as_list, check_output
+from gradred.arrays import Input, as_input, as_list, check_name, check_output
 from gradred.errors import InvalidArgument
 from gradred.process_sets import ProcessSet, global_process_set, member_of
 from gradred.reduce_ops import ReduceOp, checked_factors, native_name
@@ -395,10 +395,8 @@ def _splits(splits: Any, what: str, process_set: int) -> list[int]:
 
 def _what(operation: str, name: str | None) -> str:
     """The call, for messages; refuses what cannot be a name."""
-    if name is not None and not isinstance(name, str):
-        raise InvalidArgument(
-            f"{operation}: name={name!r}: expected text, got {type(name).__name__}"
-        )
+    if name is not None:
+        check_name(name, operation)
     return f"{operation} of '{name}'" if name else operation
 
 

@@ -74,9 +74,12 @@ _of_job: dict[str, dict[str, Any]] = {}
 
 def read_for_job(path: str) -> str:
     """Reads the file of ``GRADRED_PLAN`` at init; "" is none. Returns a digest of its plans, for
-    the ranks to compare. Raises as ``read``."""
+    the ranks to compare. Raises as ``read``, with the variable in front."""
     _of_job.clear()
-    _of_job.update(read(path) if path else {})
+    try:
+        _of_job.update(read(path) if path else {})
+    except InvalidArgument as error:
+        raise InvalidArgument(f"GRADRED_PLAN={path}: {error}") from error
     return hashlib.sha256(json.dumps(_of_job, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -15,7 +15,8 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs
 
 import tensorflow as tf
-from gradred.errors import InvalidArgument, Unsupported
+from gradred.arrays import check_name
+from gradred.errors import Unsupported
 from gradred.process_sets import ProcessSet
 
 __all__ = [
@@ -93,10 +94,10 @@ def domain_name(kind: str, name: str | None, process_set: ProcessSet) -> str:
     kind: the operation. name: the user's, or None: then the line that calls, or in a graph the
     function that is traced. See ``unique``.
 
-    Raises InvalidArgument for a process set that is not registered.
+    Raises InvalidArgument for a process set that is not registered, and for what is no name.
     """
-    if name is not None and not isinstance(name, str):
-        raise InvalidArgument(f"{kind}: name={name!r}: expected text, got {type(name).__name__}")
+    if name is not None:
+        check_name(name, kind)
     # A name that was given is without the kind: another operation under it has to meet this one.
     # In graphs not the line: AutoGraph runs generated files, whose names differ between ranks.
     if not name and tf.executing_eagerly():

@@ -83,7 +83,7 @@ def rows() -> Iterator[Row]:
             yield call, gr.InvalidArgument, text
     for call in each((*REDUCTIONS, *EXCHANGES), x, process_set=gr.ProcessSet([0])):
         yield call, gr.InvalidArgument, "not registered"
-    for name in (3, b"x", ["x"]):
+    for name in (3, b"x", ["x"], "half \udc80"):
         for call in each((*REDUCTIONS, *EXCHANGES), x, name=name):
             yield call, gr.InvalidArgument, f"name={name!r}: expected text"
         for call in each((gr.barrier,), name):

@@ -68,6 +68,13 @@ def test_rubbish_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gr.is_initialized()
 
 
+def test_files_of_settings_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    gr.shutdown()
+    monkeypatch.setenv("GRADRED_PLAN", "/no/such/plan")
+    with pytest.raises(gr.InvalidArgument, match=r"GRADRED_PLAN=/no/such/plan: .*No such file"):
+        gr.init()
+
+
 def test_rubbish_settings_of_one_rank(job, monkeypatch: pytest.MonkeyPatch) -> None:
     gr.shutdown()
     if job.rank == job.size - 1:

@@ -281,8 +281,9 @@ class Guest final : public Bootstrap {
 std::unique_ptr<Bootstrap> Meet(const std::string& job, int rank, int size, Nanos deadline,
                                 const OpeningCheck& check) {
   if (size < 1 || rank < 0 || rank >= size) {
-    throw Error(Kind::kInvalidArgument, "rank " + std::to_string(rank) + " of " +
-                                            std::to_string(size) + " ranks on this machine");
+    throw Error(Kind::kInvalidArgument,
+                "GRADRED_LOCAL_RANK: expected a rank below GRADRED_LOCAL_SIZE, got " +
+                    std::to_string(rank) + " of " + std::to_string(size));
   }
   if (size == 1) return std::make_unique<Alone>();
   if (rank == 0) return std::make_unique<Host>(job, size, deadline, check);

@@ -121,10 +121,10 @@ Library OpenChosen(const WorldOptions& options, const std::vector<Library>& load
   std::string tried;
   Library chosen = Open(options.mpi_library, &tried);
   if (!chosen.handle)
-    throw Error(Kind::kUnsupported, "the MPI library of the settings cannot be used:" + tried);
+    throw Error(Kind::kUnsupported, "GRADRED_MPI_LIBRARY: this library cannot be used:" + tried);
   for (const Library& other : loaded)
     if (other.initialized && other.path != chosen.path)
-      throw Error(Kind::kInvalidArgument, "the settings ask for " + chosen.Describe() +
+      throw Error(Kind::kInvalidArgument, "GRADRED_MPI_LIBRARY asks for " + chosen.Describe() +
                                               ", but this process has initialised " +
                                               other.Describe() +
                                               ": one process can use one MPI; drop the setting");
