@@ -17,13 +17,17 @@ LOCK = "lock"
 def make() -> tuple[str, int]:
     """A new folder, and the descriptor that holds it."""
     base = tempfile.gettempdir()
-    # A socket's path has room for about 100 characters.
-    base = base if len(base) < 60 else "/tmp"
+    # A socket's path has room for about 100 bytes.
+    base = base if len(os.fsencode(base)) < 60 else "/tmp"
     sweep(base)
-    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
-    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return folder, descriptor
+    while True:
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        lock = os.path.join(folder, LOCK)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if os.path.exists(lock):  # else another job has swept it before it was held
+            return folder, descriptor
+        os.close(descriptor)
 
 
 def sweep(base: str) -> None:

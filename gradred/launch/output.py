@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import selectors
 import socket
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 _CHUNK_NBYTES = 1 << 16
 _IDLE_S = 0.3  # after that, a line without an end is shown: it may be a prompt or a progress bar
+_LONGEST_NBYTES = 1 << 20  # of a line that is held back until it ends
 _END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -51,13 +53,17 @@ class Sink:
             start = end
         view = memoryview(b"".join(pieces))
         while view:
-            view = view[os.write(self.descriptor, view) :]
+            try:
+                view = view[os.write(self.descriptor, view) :]
+            except BlockingIOError:  # somebody who shares our terminal or pipe has set it so
+                select.select([], [self.descriptor], [])
 
 
 class Output:
     """Takes the pipes that supervisors send to a socket and copies what comes out of them.
 
-    `on_closed` is called when our own output is closed (``gradred run ... | head``).
+    `on_lost` is called when our own output cannot be written: with "" when it is closed
+    (``gradred run ... | head``), else with the reason, such as a full disk.
     """
 
     def __init__(
@@ -65,9 +71,9 @@ class Output:
         selector: selectors.BaseSelector,
         address: str,
         tag: bool,
-        on_closed: Callable[[], None],
+        on_lost: Callable[[str], None],
     ) -> None:
-        self._selector, self._on_closed = selector, on_closed
+        self._selector, self._on_lost = selector, on_lost
         self._sinks = (Sink(1, tag), Sink(2, tag))
         self._streams: dict[int, _Stream] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -103,6 +109,8 @@ class Output:
         text = stream.pending + data
         # A carriage return at the very end may be half of a line end.
         cut = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)) + 1
+        if len(text) - cut > _LONGEST_NBYTES:
+            cut = len(text) - text.endswith(b"\r")
         stream.pending, stream.since = text[cut:], time.monotonic()
         if cut:
             self._write(stream, text[:cut])
@@ -111,7 +119,9 @@ class Output:
         try:
             stream.sink.write(stream, data)
         except BrokenPipeError:
-            self._on_closed()
+            self._on_lost("")
+        except OSError as error:
+            self._on_lost(error.strerror or str(error))
 
     def show_unfinished(self) -> None:
         """Shows lines that have been waiting for their end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -81,7 +82,7 @@ class JobRun:
             self._selector,
             os.path.join(self._folder, OUTPUT_SOCKET),
             self._options.tag,
-            lambda: self._signals.append(signal.SIGPIPE),
+            self._output_lost,
         )
         try:
             self._catch_signals()
@@ -199,6 +200,12 @@ class JobRun:
             self._kill_at = time.monotonic() + self._options.grace_s  # the terminal told everybody
         else:
             self._begin_end(number if number != signal.SIGPIPE else signal.SIGTERM)
+
+    def _output_lost(self, reason: str) -> None:
+        if reason and not self._by_signal and signal.SIGPIPE not in self._signals:
+            with contextlib.suppress(OSError):  # it may be that output too
+                say(f"cannot write the ranks' output: {reason}: ending the job")
+        self._signals.append(signal.SIGPIPE)
 
     def _begin_end(self, number: int) -> None:
         """One step: the signal to what we started, the next one when the grace time is over."""

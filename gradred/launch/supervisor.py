@@ -179,7 +179,8 @@ def _run_program(command: list[str], output: list[int] | None) -> NoReturn:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        os.write(2, f"gradred run: cannot start {command[0]}: {error.strerror}\n".encode())
+        text = f"gradred run: cannot start {command[0]}: {error.strerror}\n"
+        os.write(2, os.fsencode(text))
         os._exit(127)
 
 

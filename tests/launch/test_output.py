@@ -6,6 +6,7 @@ import os
 import selectors
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ class Terminal:
     """A sink on a pipe, and what has been written to it."""
 
     def __init__(self, tag: bool = True) -> None:
-        self._read, write = os.pipe()
+        self.read_end, write = os.pipe()
         self.sink = Sink(write, tag)
         self.streams = [_Stream(rank, self.sink) for rank in range(3)]
 
@@ -26,7 +27,7 @@ class Terminal:
 
     def text(self) -> bytes:
         os.close(self.sink.descriptor)
-        with os.fdopen(self._read, "rb") as file:
+        with os.fdopen(self.read_end, "rb") as file:
             return file.read()
 
 
@@ -42,6 +43,20 @@ def test_no_tag() -> None:
     terminal.write(0, b"a\nb\n")
     terminal.write(1, b"\xff\xfe\n")
     assert terminal.text() == b"a\nb\n\xff\xfe\n"
+
+
+def test_a_pipe_that_somebody_has_made_non_blocking() -> None:
+    terminal = Terminal()
+    os.set_blocking(terminal.sink.descriptor, False)
+    line = b"x" * 200_000 + b"\n"  # more than a pipe holds
+    with ThreadPoolExecutor() as threads:
+        writing = threads.submit(terminal.write, 0, line)
+        got = b""
+        while len(got) < len(line) + 4:
+            got += os.read(terminal.read_end, 1 << 20)
+        writing.result(10)
+    assert got == b"[0] " + line
+    assert terminal.text() == b""
 
 
 def test_progress_bar_overwrites_itself() -> None:
@@ -64,7 +79,7 @@ def test_lines_are_put_together(tmp_path: Path, capfdbinary: pytest.CaptureFixtu
     """A rank that writes a line in pieces, one that ends without a line end, and a long line."""
     selector = selectors.DefaultSelector()
     address = str(tmp_path / "s")
-    output = Output(selector, address, tag=True, on_closed=lambda: None)
+    output = Output(selector, address, tag=True, on_lost=lambda _: None)
     writers = []
     for rank in range(2):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,10 +99,15 @@ def test_lines_are_put_together(tmp_path: Path, capfdbinary: pytest.CaptureFixtu
             for key, _ in ready:
                 key.data(key.fd)
 
-    long_line = b"x" * 50_000
+    piece = b"x" * 50_000
+    long_line = piece * 60  # longer than what is held back
     os.write(writers[0][0], b"first ")
     copy()
-    os.write(writers[1][0], long_line + b"\n")
+    for _ in range(60):
+        os.write(writers[1][0], piece)
+        copy()
+        assert all(len(stream.pending) <= 1 << 20 for stream in output._streams.values())
+    os.write(writers[1][0], b"\n")
     os.write(writers[1][1], b"error\n")
     copy()
     os.write(writers[0][0], b"half\nno end")

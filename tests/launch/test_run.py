@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.launch
 
 
 @contextmanager
-def started(*words: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+def started(
+    *words: str, stdin: int = subprocess.DEVNULL, stdout: int | IO[str] = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
     """A running `gradred run`; afterwards nothing of it may be left."""
     token = os.urandom(8).hex()
     folder = tempfile.mkdtemp(prefix="g")
@@ -30,7 +33,7 @@ def started(*words: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess
         [sys.executable, "-m", "gradred.launch", "run", *words],
         env={**os.environ, TOKEN: token, "TMPDIR": folder},
         stdin=stdin,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -212,6 +215,15 @@ def test_output_is_closed() -> None:
         process.stdout.readline()
         process.stdout.close()
         process.wait(20)
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_output_on_a_full_disk() -> None:
+    endless = local(2, "while True: print('more')")
+    with open("/dev/full", "w") as full, started(*endless, stdout=full) as process:
+        text = process.communicate(timeout=20)[1]
+    assert text.count("cannot write the ranks' output: No space left on device") == 1, text
+    assert "Traceback" not in text
     assert process.returncode == 128 + signal.SIGPIPE
 
 
