@@ -81,7 +81,7 @@ def test_the_setting_is_what_calls_without_groups_get(monkeypatch, rank: int) ->
 def test_a_saved_plan_is_used(monkeypatch, tmp_path, rank: int, caplog) -> None:
     def run(domain: str, count: int) -> dict:
         v = [tf.Variable(tf.ones([n + 1])) for n in range(count)]
-        reducer = GradientReducer(domain, Options())
+        reducer = GradientReducer(lambda: domain, Options())
         step = tf.function(lambda: reducer.reduce([2.0 * w for w in v], v))
         for _ in range(3):
             assert all((r.numpy() == 2.0).all() for r in step())
