@@ -6,14 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, as_tensor, operation, run
 from gradred.tensorflow.tensors import as_rows
 
 __all__ = ["allgather"]
 
 
-@plain_python
+@operation
 def allgather(x: Any, context: Context, name: str | None = None) -> tf.Tensor:
     """The ranks' rows, one after the other, on every rank. Collective; differentiable.
 

@@ -7,9 +7,8 @@ from typing import Any, Literal
 import tensorflow as tf
 from gradred.diff.allgather import allgather
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
+from gradred.diff.node import Node, adjoint_of, as_tensor, operation, run
 from gradred.errors import InvalidArgument
-from gradred.tensorflow.graph import plain_python
 
 __all__ = ["allreduce"]
 
@@ -18,7 +17,7 @@ _OPS = {"sum": 0, "min": 1, "max": 2, "product": 3, "mean": 4}
 _NAMES = {number: name for name, number in _OPS.items()}
 
 
-@plain_python
+@operation
 def allreduce(
     x: Any,
     context: Context,

@@ -6,15 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
+from gradred.diff.node import Node, adjoint_of, as_tensor, operation, run
 from gradred.diff.reduce_scatter import equal_rows
-from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.tensors import as_rows
 
 __all__ = ["alltoall"]
 
 
-@plain_python
+@operation
 def alltoall(
     x: Any, context: Context, splits: Any = None, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, operation, run
 
 __all__ = ["barrier"]
 
 
-@plain_python
+@operation
 def barrier(context: Context, name: str | None = None) -> None:
     """Waits, at its place among the context's operations, for all ranks. Collective.
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, operation, run
 
 __all__ = ["broadcast"]
 
 
-@plain_python
+@operation
 def broadcast(x: Any, context: Context, root: int = 0, name: str | None = None) -> tf.Tensor:
     """The root's ``x``, on every rank. Collective over the context; differentiable.
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, as_tensor, operation, run
 
 __all__ = ["check_replicated"]
 
 
-@plain_python
+@operation
 def check_replicated(x: Any, context: Context, name: str | None = None) -> tf.Tensor:
     """``x``, if it has the same bits on all ranks. Collective over the context; differentiable.
 

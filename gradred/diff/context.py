@@ -13,13 +13,18 @@ import tensorflow as tf
 from gradred import basics
 from gradred._native import core
 from gradred.diff import token
-from gradred.diff.node import contexts
+from gradred.diff.node import as_number, contexts
 from gradred.errors import InvalidArgument, Mismatch
 from gradred.objects import allgather_object
 
 __all__ = ["Context"]
 
 _next_id = 0
+_BOOLS = (bool, np.bool_)
+# Groups of ranks, dims (None: each group in one row), periodic, name.
+_Definition = tuple[
+    tuple[tuple[int, ...], ...], "tuple[int, ...] | None", tuple[bool, ...], "str | None"
+]
 
 
 class Context:
@@ -45,6 +50,8 @@ class Context:
     ) -> None:
         """Makes a context, by the same call on all ranks of the job, members and others.
 
+        What is wrong on one rank is an error on all.
+
         ranks: None: all of the job; some of them, ascending; or a list of such groups without a
         common rank: then each rank is in the context of its group. A rank in none gets a context
         that it cannot use (``included``). dims: sizes of a grid of the ranks, whose product is the
@@ -56,32 +63,32 @@ class Context:
             Mismatch: the ranks do not make the same context.
             NotInitialized: before ``gradred.init()``.
         """
+        self._open(lambda: _definition(ranks, dims, periodic, name))
+
+    def _open(self, define: Callable[[], _Definition]) -> None:
         global _next_id
-        groups = _groups_of(ranks, core.size())
-        definition = (
-            groups,
-            None if dims is None else tuple(dims),
-            periodic if isinstance(periodic, bool) else tuple(periodic),
-            name,
-        )
-        notes = allgather_object((_next_id, definition), "diff.context")
-        for rank, (_, theirs) in enumerate(notes):
+        mine, definition, wrong = core.rank(), None, ""
+        try:
+            definition = define()
+        except Exception as error:  # which the other ranks are to raise as well
+            wrong = str(error) or repr(error)
+        notes = allgather_object((_next_id, definition, wrong), "diff.context")
+        for rank, (_, theirs, refusal) in enumerate(notes):
+            if refusal:
+                raise InvalidArgument(f"rank {rank}: {refusal}")
             if theirs != notes[0][1]:
                 raise Mismatch(
                     f"Context: the ranks make different contexts: rank 0: {notes[0][1]}, rank "
                     f"{rank}: {theirs} (groups of ranks, dims, periodic, name)"
                 )
-        self.id = max(number for number, _ in notes)
+        assert definition is not None
+        self._groups, self._grid, self.periodic, name = definition
+        self.id = max(number for number, _, _ in notes)
         _next_id = self.id + 1
         self.name = f"context {self.id}" if name is None else name
-        mine = core.rank()
-        own = [group for group in groups if mine in group]
+        own = [group for group in self._groups if mine in group]
         self.ranks = own[0] if own else ()
-        self.dims = (len(self.ranks),) if dims is None else tuple(int(d) for d in dims)
-        self.periodic = (
-            (periodic,) * len(self.dims) if isinstance(periodic, bool) else tuple(periodic)
-        )
-        self._check_grid(groups)
+        self.dims = self._grid or (len(self.ranks),)
         contexts[self.id] = self
         if own:
             settings = basics.settings()
@@ -93,20 +100,6 @@ class Context:
                 settings.stall_warn_seconds,
                 settings.stall_fail_seconds,
                 settings.transport_timeout_seconds,
-            )
-
-    def _check_grid(self, groups: Sequence[tuple[int, ...]]) -> None:
-        cells = math.prod(self.dims)
-        for group in groups:
-            if self.included and (len(group) != cells or min(self.dims) < 1):
-                raise InvalidArgument(
-                    f"Context '{self.name}': a grid of {self.dims} has {cells} cells, expected one "
-                    f"for each of the {len(group)} ranks {list(group)}"
-                )
-        if len(self.periodic) != len(self.dims):
-            raise InvalidArgument(
-                f"Context '{self.name}': periodic={self.periodic}: expected one value, or one for "
-                f"each of the {len(self.dims)} dimensions"
             )
 
     # --- Who is who; local ---
@@ -163,19 +156,28 @@ class Context:
 
         keep: for each dimension, whether the new grid has it. Collective over all ranks of the job.
         """
-        self.require_member("sub")
-        kept = [d for d, k in enumerate(keep) if k]
-        left = [d for d, k in enumerate(keep) if not k]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.size):
-            place = self.coordinates_of(rank)
-            groups.setdefault(tuple(place[d] for d in left), []).append(self.ranks[rank])
-        return Context(
-            list(groups.values()),
-            dims=[self.dims[d] for d in kept] or [1],
-            periodic=[self.periodic[d] for d in kept] or False,
-            name=name,
-        )
+        context = Context.__new__(Context)
+        context._open(lambda: self._parts(keep, name))
+        return context
+
+    def _parts(self, keep: Sequence[bool], name: str | None) -> _Definition:
+        grid, periodic = self._grid, self.periodic
+        if len(keep) != len(periodic):
+            raise InvalidArgument(
+                f"sub of context '{self.name}': keep={list(keep)}: expected one value for each of "
+                f"the {len(periodic)} dimensions"
+            )
+        parts: dict[tuple[int, ...], list[int]] = {}
+        for number, group in enumerate(self._groups):
+            for rank, place in zip(group, np.ndindex(*(grid or (len(group),))), strict=True):
+                left = [at for at, kept in zip(place, keep, strict=True) if not kept]
+                parts.setdefault((number, *left), []).append(rank)
+        if not any(keep):
+            grid, periodic = (1,), (False,)
+        elif grid is not None:
+            grid = tuple(itertools.compress(grid, keep))
+            periodic = tuple(itertools.compress(periodic, keep))
+        return tuple(map(tuple, parts.values())), grid, periodic, name
 
     # --- Order: see gradred/diff/token.py; local, nothing is sent ---
 
@@ -289,11 +291,36 @@ class Context:
         return f"Context(name={self.name!r}, ranks={list(self.ranks)}, dims={self.dims})"
 
 
+def _definition(
+    ranks: Any, dims: Sequence[int] | None, periodic: Any, name: str | None
+) -> _Definition:
+    """What the ranks of the job must agree on, checked."""
+    groups = _groups_of(ranks, core.size())
+    grid = None if dims is None else tuple(as_number(d, "Context: dims") for d in dims)
+    count = 1 if grid is None else len(grid)
+    wrap = (bool(periodic),) * count if isinstance(periodic, _BOOLS) else tuple(map(bool, periodic))
+    for group in groups:
+        if grid is not None and (len(group) != math.prod(grid) or min(grid, default=0) < 1):
+            raise InvalidArgument(
+                f"Context: a grid of {grid} has {math.prod(grid)} cells, expected one for each of "
+                f"the {len(group)} ranks {list(group)}"
+            )
+    if len(wrap) != count:
+        raise InvalidArgument(
+            f"Context: periodic={wrap}: expected one value, or one for each of the {count} "
+            "dimensions"
+        )
+    return groups, grid, wrap, name
+
+
 def _groups_of(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
     """The groups of a context, each ascending."""
     listed: list[Any] = list(range(size)) if ranks is None else list(ranks)
-    nested = bool(listed) and not isinstance(listed[0], int | np.integer)
-    groups = tuple(tuple(int(r) for r in group) for group in (listed if nested else [listed]))
+    nested = bool(listed) and isinstance(listed[0], Iterable)
+    groups = tuple(
+        tuple(as_number(rank, "Context: ranks") for rank in group)
+        for group in (listed if nested else [listed])
+    )
     members = list(itertools.chain(*groups))
     if (
         not all(groups)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from gradred.diff.node import Node, contexts, peers_of
+from gradred.diff.node import Node, contexts, peers_of, telling_nobody
 
 __all__ = ["Communication", "describe"]
 
@@ -48,7 +48,8 @@ def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Co
     if not hasattr(traced, "structured_outputs"):  # of a concrete function
         if not hasattr(traced, "get_concrete_function"):
             traced = tf.function(traced)
-        traced = traced.get_concrete_function(*args, **kwargs)
+        with telling_nobody():
+            traced = traced.get_concrete_function(*args, **kwargs)
     return [_describe(node, where) for node, where in _nodes(traced.graph, "")]
 
 

@@ -6,21 +6,21 @@ from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, operation, run
 from gradred.tensorflow.tensors import as_rows
 
 __all__ = ["gather"]
 
 
-@plain_python
+@operation
 def gather(x: Any, context: Context, root: int = 0, name: str | None = None) -> tf.Tensor:
     """The ranks' rows on the root, no rows on the others. Collective; differentiable.
 
     x: [rows, ...]; the number of rows may differ between ranks. The adjoint is ``scatter``.
     """
     x = as_rows(as_tensor(x, "gather"), "gather")
-    rows = None if context.rank == check_rank(root, context, "gather") else 0
+    root = check_rank(root, context, "gather")
+    rows = None if context.rank == root else 0
     [y] = run(context, "gather", [x], params=[root], shapes=[[rows, *x.shape[1:]]], name=name)
     return y
 

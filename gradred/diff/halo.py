@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from gradred._native import core
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
+from gradred.diff.node import Node, adjoint_of, as_number, as_tensor, operation, run
 from gradred.errors import InvalidArgument
-from gradred.tensorflow.graph import plain_python
 
 __all__ = ["HaloPlan", "halo_exchange"]
 
@@ -30,6 +29,7 @@ class HaloPlan:
     block: tuple[int, ...]
     padded: tuple[int, ...]
 
+    @operation
     def __init__(
         self,
         context: Context,
@@ -68,16 +68,17 @@ class HaloPlan:
         (bits,) = struct.unpack("<q", struct.pack("<d", constant))
         params = [context.rank, int(corners), bits, dims]
         for ranks, size, (low, high), sides in zip(context.dims, sizes, widths, ends, strict=True):
-            if isinstance(size, int):
+            if _is_one(size):
+                size = as_number(size, "HaloPlan: blocks")
                 size = [size // ranks + (i < size % ranks) for i in range(ranks)]
             if len(size) != ranks:
                 raise InvalidArgument(
                     f"HaloPlan in context '{context.name}': {len(size)} blocks {list(size)} along "
                     f"a dimension of {ranks} ranks"
                 )
-            params += [int(low), int(high)]
+            params += [as_number(w, "HaloPlan: width") for w in (low, high)]
             params += [_number(side) for side in sides]
-            params += [ranks, *map(int, size)]
+            params += [ranks, *(as_number(layers, "HaloPlan: blocks") for layers in size)]
         self._params = tuple(params)
         plan = core.diff_halo_plan(self._params)
         self.block, self.padded = plan["interior"], plan["padded"]
@@ -89,7 +90,7 @@ class HaloPlan:
 
 
 def _each(value: Any, dims: int, what: str) -> list[Any]:
-    values = [value] * dims if isinstance(value, int | str) else list(value)
+    values = [value] * dims if _is_one(value) else list(value)
     if len(values) != dims:
         raise InvalidArgument(
             f"HaloPlan: {what}={value!r}: expected one for each of the {dims} dimensions"
@@ -97,8 +98,16 @@ def _each(value: Any, dims: int, what: str) -> list[Any]:
     return values
 
 
+def _is_one(value: Any) -> bool:
+    return isinstance(value, str) or not isinstance(value, Iterable)
+
+
 def _pair(value: Any) -> tuple[Any, Any]:
-    return (value, value) if isinstance(value, int | str) else tuple(value)
+    if _is_one(value):
+        return value, value
+    if len(value) != 2:
+        raise InvalidArgument(f"HaloPlan: {value!r}: expected one for below and one for above")
+    return tuple(value)
 
 
 def _number(boundary: str) -> int:
@@ -109,7 +118,7 @@ def _number(boundary: str) -> int:
     return _BOUNDARIES[boundary]
 
 
-@plain_python
+@operation
 def halo_exchange(x: Any, plan: HaloPlan, axis: int = 0, name: str | None = None) -> Any:
     """This rank's block with ghost layers around it. Collective; differentiable.
 
@@ -124,6 +133,7 @@ def halo_exchange(x: Any, plan: HaloPlan, axis: int = 0, name: str | None = None
     several = isinstance(x, list | tuple)
     fields = [as_tensor(field, "halo_exchange") for field in (x if several else [x])]
     dims = len(plan.block)
+    axis = as_number(axis, "halo_exchange: axis")
     if axis < 0:
         raise InvalidArgument(f"halo_exchange: axis={axis}: expected a number from 0")
     for field in fields:

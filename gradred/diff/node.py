@@ -7,13 +7,18 @@ operation's name with ``adjoint_of``, made of functions of the same kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tensorflow as tf
+from gradred._native import core
 from gradred.diff import token
-from gradred.errors import InvalidArgument
+from gradred.errors import Error, InvalidArgument
 from gradred.tensorflow import graph
 from gradred.tensorflow.native import native_errors, ops
 from gradred.tensorflow.tensors import as_reducible
@@ -21,7 +26,18 @@ from gradred.tensorflow.tensors import as_reducible
 if TYPE_CHECKING:
     from gradred.diff.context import Context
 
-__all__ = ["Node", "adjoint_of", "as_tensor", "check_rank", "contexts", "peers_of", "run"]
+__all__ = [
+    "Node",
+    "adjoint_of",
+    "as_number",
+    "as_tensor",
+    "check_rank",
+    "contexts",
+    "operation",
+    "peers_of",
+    "run",
+    "telling_nobody",
+]
 
 # By id, all that were made: graphs refer to them.
 contexts: dict[int, Context] = {}
@@ -77,6 +93,58 @@ def peers_of(node: Node) -> tuple[list[int], str]:
     return sorted(peers(node)), "" if node.of_integers else name
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# On an exception that the other ranks hear of without ``operation``'s doing.
+_TOLD = "_gradred_told"
+_quiet = threading.local()
+
+
+def operation(function: _Function, *, collective: bool = True) -> _Function:
+    """Of functions that users call: what goes wrong before ``run`` is told to the other ranks.
+
+    They would wait for this rank else. Their operation at this place fails with the text; of one
+    that is not ``collective`` the context ends. Nothing waits here. The context is an argument, or
+    that of one (``context`` or ``grid.context``).
+    """
+
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if not hasattr(error, _TOLD) and not getattr(_quiet, "on", False):
+                setattr(error, _TOLD, True)
+                _tell(name, error, collective, (*args, *kwargs.values()))
+            raise
+
+    return cast(_Function, graph.plain_python(checked))
+
+
+def _tell(what: str, error: Exception, collective: bool, arguments: Sequence[Any]) -> None:
+    from gradred.diff.context import Context
+
+    for argument in arguments:
+        context = getattr(getattr(argument, "grid", argument), "context", argument)
+        if isinstance(context, Context):
+            if context.included and context.size > 1:
+                with contextlib.suppress(Error):  # it is closed, which the others know
+                    core.diff_refuse(context.id, what, str(error), collective)
+            return
+
+
+@contextlib.contextmanager
+def telling_nobody() -> Iterator[None]:
+    """Within, errors of operations stay on this rank: nothing is to be run."""
+    before = getattr(_quiet, "on", False)
+    _quiet.on = True
+    try:
+        yield
+    finally:
+        _quiet.on = before
+
+
 def run(
     context: Context,
     operation: str,
@@ -100,16 +168,21 @@ def run(
     before = token.last(context.id)
     if before is None:
         before = token.begin(context.id, inputs)
-    with native_errors():
-        outputs, after = ops.gradred_diff(
-            list(inputs),
-            before,
-            Tout=list(dtypes),
-            operation=operation,
-            context=context.id,
-            params=list(params),
-            name=name,
-        )
+    try:
+        with native_errors():
+            outputs, after = ops.gradred_diff(
+                list(inputs),
+                before,
+                Tout=list(dtypes),
+                operation=operation,
+                context=context.id,
+                params=list(params),
+                name=name,
+            )
+    except Exception as error:
+        if tf.executing_eagerly():  # it has run
+            setattr(error, _TOLD, True)
+        raise
     if not tf.executing_eagerly():
         after.set_shape(())
         for output, shape in zip(outputs, shapes, strict=True):
@@ -140,11 +213,18 @@ def as_tensor(value: Any, operation: str) -> tf.Tensor:
     return as_reducible(value, operation)
 
 
-def check_rank(rank: int, context: Context, operation: str) -> int:
-    """Raises InvalidArgument for what is none of the context's ranks."""
-    if not isinstance(rank, int) or not 0 <= rank < context.size:
-        raise InvalidArgument(
-            f"{operation} in context '{context.name}': expected a rank from 0 to "
-            f"{context.size - 1}, got {rank!r}"
-        )
-    return rank
+def as_number(value: Any, what: str) -> int:
+    """An int of any kind of whole number, NumPy's too. Raises InvalidArgument for others."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{what}: expected a whole number, got {value!r}") from None
+
+
+def check_rank(rank: Any, context: Context, operation: str) -> int:
+    """The number of a rank of the context. Raises InvalidArgument for what is none."""
+    what = f"{operation} in context '{context.name}'"
+    number = as_number(rank, what)
+    if not 0 <= number < context.size:
+        raise InvalidArgument(f"{what}: expected a rank from 0 to {context.size - 1}, got {rank!r}")
+    return number

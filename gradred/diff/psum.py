@@ -10,13 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, as_tensor, operation, run
 
 __all__ = ["psum", "replicate"]
 
 
-@plain_python
+@operation
 def psum(x: Any, context: Context, name: str | None = None) -> tf.Tensor:
     """The sum of all ranks' values as one replicated value. Collective; differentiable.
 
@@ -28,7 +27,7 @@ def psum(x: Any, context: Context, name: str | None = None) -> tf.Tensor:
     return y
 
 
-@plain_python
+@operation
 def replicate(x: Any, context: Context, name: str | None = None) -> tf.Tensor:
     """A replicated value for use on each rank with data of its own. Differentiable.
 

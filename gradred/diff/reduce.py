@@ -7,13 +7,12 @@ from typing import Any
 import tensorflow as tf
 from gradred.diff.broadcast import broadcast
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, operation, run
 
 __all__ = ["reduce"]
 
 
-@plain_python
+@operation
 def reduce(x: Any, context: Context, root: int = 0, name: str | None = None) -> tf.Tensor:
     """The sum on the root, zeros on the others. Collective over the context; differentiable.
 

@@ -7,15 +7,14 @@ from typing import Any
 import tensorflow as tf
 from gradred.diff.allgather import allgather
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
+from gradred.diff.node import Node, adjoint_of, as_tensor, operation, run
 from gradred.errors import InvalidArgument
-from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.tensors import as_rows
 
 __all__ = ["equal_rows", "reduce_scatter"]
 
 
-@plain_python
+@operation
 def reduce_scatter(
     x: Any, context: Context, rows: Any = None, name: str | None = None
 ) -> tf.Tensor:

@@ -9,9 +9,8 @@ import numpy as np
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
+from gradred.diff.node import Node, adjoint_of, as_tensor, operation, run
 from gradred.errors import InvalidArgument
-from gradred.tensorflow.graph import plain_python
 
 __all__ = ["grid_blocks", "repartition"]
 
@@ -38,7 +37,7 @@ def grid_blocks(shape: Sequence[int], dims: Sequence[int]) -> list[list[tuple[in
     ]
 
 
-@plain_python
+@operation
 def repartition(
     x: Any, context: Context, before: Blocks, after: Blocks, name: str | None = None
 ) -> tf.Tensor:
@@ -51,7 +50,13 @@ def repartition(
     Raises: InvalidArgument: blocks that overlap or leave gaps, or not as many as ranks.
     """
     x = as_tensor(x, "repartition")
-    boxes = [np.array(blocks, np.int64).reshape(len(blocks), -1, 2) for blocks in (before, after)]
+    try:
+        boxes = [np.array(b, np.int64).reshape(context.size, -1, 2) for b in (before, after)]
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"repartition in context '{context.name}': before={before!r}, after={after!r}: "
+            f"expected for each of the {context.size} ranks a (begin, end) of each dimension"
+        ) from None
     _check(boxes, context)
     dims = boxes[0].shape[1]
     params = [dims]
@@ -66,10 +71,10 @@ def repartition(
 
 
 def _check(boxes: list[np.ndarray], context: Context) -> None:
-    if any(len(b) != context.size for b in boxes) or boxes[0].shape != boxes[1].shape:
+    if boxes[0].shape != boxes[1].shape:
         raise InvalidArgument(
-            f"repartition in context '{context.name}': expected {context.size} blocks before and "
-            f"after, of equally many dimensions, got {[list(b.shape[:2]) for b in boxes]}"
+            f"repartition in context '{context.name}': expected blocks of equally many dimensions "
+            f"before and after, got {boxes[0].shape[1]} and {boxes[1].shape[1]}"
         )
     wholes: list[Any] = []
     for name, blocks in zip(("before", "after"), boxes, strict=True):

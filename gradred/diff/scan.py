@@ -6,13 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, as_tensor, operation, run
 
 __all__ = ["scan"]
 
 
-@plain_python
+@operation
 def scan(x: Any, context: Context, reverse: bool = False, name: str | None = None) -> tf.Tensor:
     """The sum of the values of ranks 0 to this one. Collective over the context; differentiable.
 

@@ -7,15 +7,14 @@ from typing import Any
 import tensorflow as tf
 from gradred.diff.context import Context
 from gradred.diff.gather import _peers, gather
-from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, run
+from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, operation, run
 from gradred.diff.reduce_scatter import equal_rows
-from gradred.tensorflow.graph import plain_python
 from gradred.tensorflow.tensors import as_rows
 
 __all__ = ["scatter"]
 
 
-@plain_python
+@operation
 def scatter(
     x: Any, context: Context, root: int = 0, rows: Any = None, name: str | None = None
 ) -> tf.Tensor:
@@ -26,7 +25,7 @@ def scatter(
     before it; together all of the root's; None: equally many. The adjoint is ``gather``.
     """
     x = as_rows(as_tensor(x, "scatter"), "scatter")
-    check_rank(root, context, "scatter")
+    root = check_rank(root, context, "scatter")
     if rows is None:
         rows = equal_rows(x, context, "scatter")
     if context.rank != root:

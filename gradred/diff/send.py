@@ -6,28 +6,29 @@ rank that only sends has nothing by which a loss depends on the message.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, run
-from gradred.tensorflow.graph import plain_python
+from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, operation, run
+from gradred.errors import InvalidArgument
 
 __all__ = ["recv", "send"]
 
 
-@plain_python
+@partial(operation, collective=False)
 def send(x: Any, context: Context, destination: int, name: str | None = None) -> None:
     """Sends ``x`` to a rank that calls ``recv``. For the two ranks; differentiable.
 
     The adjoint receives the cotangent from there.
     """
     x = as_tensor(x, "send")
-    peer = check_rank(destination, context, "send")
+    peer = _peer(destination, context, "send")
     run(context, "send", [x], params=[peer], dtypes=[], shapes=[], name=name)
 
 
-@plain_python
+@partial(operation, collective=False)
 def recv(like: Any, context: Context, source: int, name: str | None = None) -> tf.Tensor:
     """What a rank that calls ``send`` has sent. For the two ranks; differentiable.
 
@@ -37,8 +38,18 @@ def recv(like: Any, context: Context, source: int, name: str | None = None) -> t
     Raises: Mismatch: the message is another; it ends the context, on all its ranks.
     """
     like = as_tensor(like, "recv")
-    [y] = run(context, "recv", [like], params=[check_rank(source, context, "recv")], name=name)
+    [y] = run(context, "recv", [like], params=[_peer(source, context, "recv")], name=name)
     return y
+
+
+def _peer(rank: Any, context: Context, operation: str) -> int:
+    peer = check_rank(rank, context, operation)
+    if peer == context.rank:
+        raise InvalidArgument(
+            f"{operation} in context '{context.name}': rank {peer} is this one, and would wait for "
+            "itself: expected another, or sendrecv"
+        )
+    return peer
 
 
 @adjoint_of("send", "recv", lambda node: [node.params[0]])

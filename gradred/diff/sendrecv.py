@@ -6,14 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, check_rank, run
+from gradred.diff.node import Node, adjoint_of, as_number, as_tensor, check_rank, operation, run
 from gradred.errors import InvalidArgument
-from gradred.tensorflow.graph import plain_python
 
 __all__ = ["sendrecv", "shift"]
 
 
-@plain_python
+@operation
 def sendrecv(
     x: Any,
     context: Context,
@@ -42,7 +41,7 @@ def sendrecv(
     return y
 
 
-@plain_python
+@operation
 def shift(
     x: Any, context: Context, displacement: int = 1, dim: int = 0, name: str | None = None
 ) -> tf.Tensor:
@@ -51,6 +50,13 @@ def shift(
     Each rank gets the ``x`` of the rank ``displacement`` places before it; at an end that is one,
     zeros. x: of the same shape and dtype on all ranks.
     """
+    displacement = as_number(displacement, "shift: displacement")
+    dim = as_number(dim, "shift: dim")
+    if not 0 <= dim < len(context.dims):
+        raise InvalidArgument(
+            f"shift in context '{context.name}': expected a dim from 0 to {len(context.dims) - 1}, "
+            f"got {dim}"
+        )
     destination = context.neighbour(dim, displacement)
     source = context.neighbour(dim, -displacement)
     return sendrecv(x, context, destination, source, name=name)

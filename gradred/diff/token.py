@@ -55,10 +55,13 @@ def forget(context: int) -> None:
     _eager.pop(context, None)
 
 
-def begin(context: int, xs: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Makes a token that depends on ``xs`` and on the last token, the last one; returns it."""
+def begin(context: int, xs: Sequence[tf.Tensor], *, backward: bool = False) -> tf.Tensor:
+    """Makes a token that depends on ``xs`` and on the last token, the last one; returns it.
+
+    backward: it is a cotangent: of a loop's token it is added to what comes from the step behind.
+    """
     before = last(context)
-    if before is None:
+    if before is None and not backward:
         _refuse_loops(xs)
     token = ops.gradred_token_begin(list(xs), context=context)
     if before is not None:
@@ -117,9 +120,10 @@ def _adjoint_of_end(op: Any, cotangent: tf.Tensor) -> list[tf.Tensor]:
     """The cotangent, and the token with which the backward pass begins."""
     context = op.get_attr("context")
     cotangent = tf.convert_to_tensor(cotangent)
-    return [cotangent, begin(context, [cotangent])]
+    return [cotangent, begin(context, [cotangent], backward=True)]
 
 
 @tf.RegisterGradient("GradredTokenZeros")
 def _adjoint_of_zeros(op: Any, cotangent: tf.Tensor) -> list[tf.Tensor | None]:
-    return [None, begin(op.get_attr("context"), [tf.convert_to_tensor(cotangent)])]
+    xs = [tf.convert_to_tensor(cotangent)]
+    return [None, begin(op.get_attr("context"), xs, backward=True)]

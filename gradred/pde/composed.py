@@ -14,15 +14,15 @@ import numpy as np
 
 import tensorflow as tf
 from gradred.diff import HaloPlan, halo_exchange
+from gradred.diff.node import operation
 from gradred.pde.propagation import AcousticWave, Heat
-from gradred.tensorflow.graph import plain_python
 
 __all__ = ["composed"]
 
 _REFLECTION = 1e-4  # as in native/src/pde/acoustic.cpp
 
 
-@plain_python
+@operation
 def composed(problem: AcousticWave | Heat, field: Any, signals: Any) -> tf.Tensor:
     """What ``problem(field, signals)`` returns. Collective; differentiable any number of times."""
     field = tf.convert_to_tensor(field, problem.dtype)

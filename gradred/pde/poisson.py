@@ -8,9 +8,9 @@ import numpy as np
 
 import tensorflow as tf
 from gradred.diff import sparse
+from gradred.diff.node import operation
 from gradred.errors import InvalidArgument
 from gradred.pde.grids import Grid
-from gradred.tensorflow.graph import plain_python
 
 __all__ = ["Poisson"]
 
@@ -59,7 +59,7 @@ class Poisson:
         total = int(np.prod(grid.shape))
         self.pattern = sparse.Pattern(rows, columns, (total, total), grid.context, row_counts=sizes)
 
-    @plain_python
+    @operation
     def matrix(self, coefficient: Any) -> tf.Tensor:
         """The values of the matrix, times the area of a cell. Collective; differentiable.
 
@@ -74,7 +74,7 @@ class Poisson:
         triplets = tf.gather(k, self._of_point) * tf.cast(self._weights, k.dtype)
         return sparse.assemble(self.pattern, triplets)
 
-    @plain_python
+    @operation
     def __call__(self, coefficient: Any, source: Any, **options: Any) -> tf.Tensor:
         """Solves for u, of ``grid.block_shape``. Collective; differentiable by both.
 

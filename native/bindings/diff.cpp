@@ -45,6 +45,13 @@ void BindDiff(py::module_& m) {
         py::arg("transport_timeout_s"));
   m.def("diff_close", &diff::CloseContext, py::arg("id"), py::arg("reason"),
         py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "diff_refuse",
+      [](int id, const std::string& what, const std::string& why, bool collective) {
+        diff::FindContext(id)->Refuse(what, why, collective);
+      },
+      py::arg("id"), py::arg("what"), py::arg("why"), py::arg("collective"),
+      py::call_guard<py::gil_scoped_release>());
   m.def("diff_halo_plan", &HaloPlan, py::arg("params"));
   m.def("sparse_peers", &sparse::PeersOf, py::arg("number"));
   m.def("sparse_drop_pattern", &sparse::DropPattern, py::arg("number"));

@@ -23,7 +23,12 @@ struct DiffKernel {
   explicit DiffKernel(TF_OpKernelConstruction* construction)
       : context(static_cast<int>(IntAttr(construction, "context"))),
         name(StringAttr(construction, "operation")) {
-    operation = MakerOf(name)(IntListAttr(construction, "params"));
+    const diff::MakeOperation make = MakerOf(name);
+    try {
+      operation = make(IntListAttr(construction, "params"));
+    } catch (const Error& error) {  // when it runs, so that the other ranks hear of it
+      operation = diff::MakeRefusal(error, name != "send" && name != "recv");
+    }
     const TF_StringView node = TheApi().OpKernelConstruction_GetName(construction);
     what = name + " '" + std::string(node.data, node.len) + "'";
   }

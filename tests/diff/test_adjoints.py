@@ -14,7 +14,7 @@ import tensorflow as tf
 from diff.cases import NAMES, everywhere, linear, nonlinear, random
 from gradred import diff
 
-MODES = ("eager", "tape inside", "tape outside")
+MODES = ("eager", "tape inside", "tape outside", "loop")
 
 
 @pytest.mark.smoke
@@ -27,14 +27,56 @@ def test_names(context):
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("name", NAMES)
 def test_dot_products_agree(name, context, rank, size):
-    for mode in MODES[:1] if size == 1 else MODES[1:] if size == 4 else MODES:
+    for mode in MODES[:1] if size == 1 else MODES[1:3] if size == 4 else MODES:
         check_dot_products(name, mode, context, rank)
+
+
+def in_a_loop(function, context):
+    """``function`` once before a loop and twice in it."""
+
+    def looped(x):
+        return context.while_loop(
+            lambda i, _: i < 2,
+            lambda i, y: (i + 1, 0.5 * y + function(x)),
+            (tf.constant(0), function(x)),
+        )[1]
+
+    return looped
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32])
+def test_gradients_of_other_dtypes(dtype, context, rank):
+    """Of small whole numbers they are those of float64."""
+    numbers = np.random.default_rng(rank).integers(0, 4, (6, 3))
+
+    def gradient(function, dtype):
+        x = tf.constant(numbers, dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            context.begin(x)
+            y = context.end(function(x))
+        cotangent = tf.cast(tf.reshape((tf.range(tf.size(y)) + rank) % 3, tf.shape(y)), dtype)
+        zero = tf.UnconnectedGradients.ZERO
+        return tape.gradient(y, x, cotangent, zero)
+
+    for name, function in {**linear(context), **nonlinear(context)}.items():
+        ours = gradient(function, dtype)
+        assert ours.dtype == dtype, name
+        inexact = 0
+        if name in ("mean", "loop", "max", "min"):  # these divide, or multiply by fractions
+            inexact = {tf.float16: 2**-8, tf.bfloat16: 2**-5, tf.float32: 2**-20}[dtype]
+        np.testing.assert_allclose(
+            tf.cast(ours, tf.float64), gradient(function, tf.float64), inexact, err_msg=name
+        )
 
 
 def check_dot_products(name, mode, context, rank):
     function = linear(context)[name]
     if mode == "tape outside":
         function = context.function(function) if name == "several" else tf.function(function)
+    if mode == "loop":
+        function = in_a_loop(function, context)
 
     def pull_back(x):
         with tf.GradientTape() as tape:
@@ -45,7 +87,7 @@ def check_dot_products(name, mode, context, rank):
         zero = tf.UnconnectedGradients.ZERO
         return y, cotangent, tape.gradient(y, x, cotangent, zero)
 
-    if mode == "tape inside":
+    if mode in ("tape inside", "loop"):
         pull_back = tf.function(pull_back)
     x = random((6, 3), rank, 1)
     for _ in range(2):
@@ -98,15 +140,18 @@ def test_second_derivatives(name, context, rank, size):
 
 @pytest.mark.smoke
 @pytest.mark.ranks(1, 2, 3)
-def test_taylor(context, rank):
+@pytest.mark.parametrize("name", [*NAMES, "max", "min", "product"])
+def test_taylor(name, context, rank):
     """The remainder behind the first derivative falls with the square of the step."""
     x, u = random((6, 3), rank, 8), random((6, 3), rank, 9)
+    function = {**linear(context), **nonlinear(context)}[name]
 
     @tf.function
     def loss_of(x):
-        a = diff.scan(tf.sin(x), context)
-        b = diff.shift(a * x, context)
-        return context.end(tf.reduce_sum(diff.allreduce(a * b + x, context) ** 2))
+        context.begin(x)
+        y = function(tf.sin(x))
+        weights = tf.reshape(tf.cos(tf.cast(tf.range(tf.size(y)) + rank, y.dtype)), tf.shape(y))
+        return context.end(tf.reduce_sum(weights * y**2))
 
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -114,7 +159,7 @@ def test_taylor(context, rank):
     slope = everywhere(tf.reduce_sum(tape.gradient(loss, x) * u))
     value = everywhere(loss)
     remainders = [
-        abs(everywhere(loss_of(x + h * u)) - value - h * slope) for h in (1e-2, 5e-3, 2.5e-3)
+        abs(everywhere(loss_of(x + h * u)) - value - h * slope) for h in (1e-3, 5e-4, 2.5e-4)
     ]
     for coarse, fine in itertools.pairwise(remainders):
         assert np.log2(coarse / fine) == pytest.approx(2, abs=0.1)

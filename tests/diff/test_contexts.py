@@ -60,9 +60,20 @@ def test_grid(rank):
     assert diff.allreduce(x, column).numpy() == 2 * j + 4
     everybody_alone = grid.sub([False, False])
     assert everybody_alone.size == 1
+    # Who is in no grid takes part, and so do several grids at once.
+    pairs = Context([[0, 2], [1, 3]], dims=np.array([1, 2]), periodic=np.bool_(True)).sub([0, 1])
+    assert pairs.ranks == ((0, 2) if rank % 2 == 0 else (1, 3)) and pairs.periodic == (True,)
+    trio = Context([0, 1, 2], dims=[3, 1]).sub([True, False], name="trio")
+    assert trio.ranks == ((0, 1, 2) if rank < 3 else ())
+    assert [Context([[0], [1, 2, 3]]).sub([kept]).size for kept in (True, False)] == [
+        1 if rank == 0 else 3,
+        1,
+    ]
+    with pytest.raises(InvalidArgument, match="expected one value for each of the 2 dimensions"):
+        grid.sub([True])
 
 
-def test_what_makes_no_context(rank):
+def test_what_makes_no_context(job, rank):
     for bad in ([2, 1], [[0], [0, 1]], [0, 4], [[]]):
         with pytest.raises(InvalidArgument, match="expected ascending ranks"):
             Context(bad)
@@ -70,6 +81,11 @@ def test_what_makes_no_context(rank):
         Context(dims=[2, 3])
     with pytest.raises(InvalidArgument, match="expected one value, or one for each"):
         Context(dims=[2, 2], periodic=[True])
+    # On one rank.
+    for bad in ({"ranks": [7]}, {"dims": [9]}, {"dims": ["many"]}, {"periodic": 3}):
+        with pytest.raises(InvalidArgument, match="rank 2: ") as raised:
+            Context(**(bad if rank == 2 else {}))
+        assert set(job.exchange(str(raised.value))) == {str(raised.value)}
     with pytest.raises(Mismatch, match=r"rank 0: .*'here'.* rank 1: .*'there'"):
         Context(name="there" if rank == 1 else "here")
     closed = Context()

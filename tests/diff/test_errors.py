@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 import tensorflow as tf
@@ -20,7 +21,7 @@ def text_of(call):
         call()
     except tf.errors.OpError as error:
         return str(as_gradred_error(error))
-    except Error as error:
+    except (Error, TypeError, ValueError) as error:
         return str(error)
     raise AssertionError("no error")
 
@@ -120,6 +121,68 @@ def test_wrong_arguments(context, size):
             call()
     with pytest.raises(InvalidArgument, match=r"allreduce\(mean\) of int32"):
         diff.allreduce(tf.constant([1]), context, "mean")
+
+
+def test_wrong_arguments_on_one_rank(context, job, rank, size):
+    """Refused there before anything runs, eager or traced; the others do not wait for it."""
+    other = size - 1
+    x, plan = tf.ones([4, 2]), diff.HaloPlan(Context(dims=[size], name="line"), [[2] * size])
+    square = [np.arange(4), np.arange(4), (4, 4)]
+    pattern = diff.sparse.Pattern(*square, context)
+    values = tf.ones([pattern.nonzeros])
+    calls = {
+        "scalar": lambda: diff.allgather(tf.ones([]), context),
+        "op": lambda: diff.allreduce(x, context, "avg"),
+        "root": lambda: diff.broadcast(x, context, size),
+        "roots": lambda: diff.reduce(x, context, 1.5),
+        "rows": lambda: diff.reduce_scatter(tf.ones([size + 1, 2]), context),
+        "gathered": lambda: diff.gather(tf.ones([]), context),
+        "scattered": lambda: diff.scatter(x, context, -1, 1),
+        "splits": lambda: diff.alltoall(tf.ones([size + 1, 2]), context),
+        "words": lambda: diff.scan(tf.constant(["a"]), context),
+        "objects": lambda: diff.psum(object(), context),
+        "equal": lambda: diff.check_replicated("a", context),
+        "peers": lambda: diff.sendrecv(x, context, size, None),
+        "places": lambda: diff.shift(x, context, dim=3),
+        "blocks": lambda: diff.repartition(x, context, [], []),
+        "widths": lambda: diff.HaloPlan(context, [[2] * size], 3),
+        "triplets": lambda: diff.sparse.assemble(pattern, tf.ones([9])),
+        "vectors": lambda: diff.sparse.product(pattern, values, tf.ones([9])),
+        "methods": lambda: diff.sparse.solve(pattern, values, values, method="lu"),
+        "counts": lambda: diff.sparse.Pattern(*square, context, row_counts=[1] * (size + 5)),
+    }
+    for name, call in calls.items():
+        call = tf.function(call) if name in ("rows", "root", "words") else call
+        text = text_of(call if rank == other else (lambda: diff.barrier(context)))
+        texts = job.exchange(text)
+        _, found, why = texts[0].partition(f"'all': rank {other}: ")
+        assert found and why in texts[other] and texts.count(texts[0]) >= other, (name, texts)
+        assert diff.allreduce(tf.ones([2]), context)[0] == size
+    # A plan's own context, and what is only described.
+    text = text_of(
+        (lambda: diff.halo_exchange(tf.ones([3]), plan))
+        if rank == other
+        else (lambda: diff.halo_exchange(tf.ones([2]), plan))
+    )
+    assert "'line': expected a block of shape" in text, text
+    if rank == other:
+        assert "avg" in text_of(lambda: diff.describe(calls["op"]))
+    assert diff.allreduce(tf.ones([2]), context)[0] == size
+    job.barrier()
+    plan.context.close()
+
+
+@pytest.mark.parametrize("to_itself", [False, True])
+def test_messages_that_are_refused(to_itself, job, rank, size):
+    """Only the peer could match one: the context ends, and says why."""
+    context, last = Context(name="refused"), size - 1
+    source = last if to_itself or rank != last else size
+    pattern = "would wait for itself" if to_itself else "expected a rank from 0 to"
+    text = text_of(lambda: diff.recv(tf.ones([1]), context, source))
+    assert re.search(pattern, text), text
+    texts = job.exchange(text_of(lambda: diff.barrier(context)))
+    assert set(texts) == {f"rank {last}: {job.exchange(text)[last]}"}
+    context.close()
 
 
 def test_loops_and_branches_of_tensorflow(context):

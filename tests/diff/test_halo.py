@@ -122,6 +122,14 @@ def test_dot_products_agree(name, mode, grid, rank):
     np.testing.assert_allclose(second, function(tf.sin(x)), rtol=1e-13, atol=1e-13)
 
 
+def test_numbers_of_numpy(grid):
+    shape = np.array([8, 9])
+    for width in (np.int64(2), np.array([2, 2]), [(np.int32(2), 2), np.int8(2)]):
+        plan = HaloPlan(grid, shape, width)
+        assert plan._params == HaloPlan(grid, (8, 9), 2)._params
+    halo_exchange(tf.zeros(plan.block), plan, axis=np.int64(0))
+
+
 def test_constants_have_no_gradient(grid):
     plan = HaloPlan(grid, [[2] * n for n in grid.dims], 1, "constant", constant=7.0)
     x = tf.ones([2, 2], tf.float64)
@@ -151,8 +159,13 @@ def test_bad_input_is_named(grid, size):
     plan = HaloPlan(grid, (2 * grid.dims[0], 3 * grid.dims[1]))
     with pytest.raises(gradred.errors.InvalidArgument, match="expected a block of shape"):
         halo_exchange(tf.zeros([5, 3]), plan)
-    with pytest.raises(gradred.errors.InvalidArgument, match="expected one of periodic"):
-        HaloPlan(grid, (4, 4), 1, "wrap")
+    for arguments, pattern in (
+        (((4, 4), 1, "wrap"), "expected one of periodic"),
+        (((4, 4), 1.5), "width: expected a whole number, got 1.5"),
+        (((4, 4), [(1, 2, 3), 1]), "expected one for below and one for above"),
+    ):
+        with pytest.raises(gradred.errors.InvalidArgument, match=pattern):
+            HaloPlan(grid, *arguments)
     if size > 1:  # other plans on other ranks
         fresh = Context(dims=grid.dims, name="fresh")  # whose first operations are compared
         other = HaloPlan(fresh, [[3] * n for n in grid.dims], 1 + grid.rank % 2)

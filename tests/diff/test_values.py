@@ -113,6 +113,51 @@ def test_like_mpi4py(context, rank, size):
         (1, 5),
         rtol=rounding,
     )
+    last = size - 1
+    same(diff.broadcast(t, context, last), lambda y: world.Bcast(np.copyto(y, x) or y, last))
+    same(
+        diff.allreduce(t, context, "mean"),
+        lambda y: (world.Allreduce(x, y), np.divide(y, size, y)),
+        rtol=rounding,
+    )
+    zeros = x.shape if rank == last else (0, 5)
+    reduced = diff.reduce(t, context, last)[: zeros[0]]
+    same(
+        reduced, lambda y: world.Reduce(x, y if rank == last else None, root=last), zeros, rounding
+    )
+    # Unequal parts: rank r has, or gets, r + 1 rows.
+    rows = np.arange(1, size + 1)
+    total = int(rows.sum())
+    ours, whole = x[:1].repeat(rank + 1, 0), np.random.default_rng(0).normal(size=(total, 5))
+    counts = 5 * rows
+    part = tf.constant(ours)
+    same(
+        diff.allgather(part, context),
+        lambda y: world.Allgatherv(ours, (y, counts)),
+        (total, 5),
+    )
+    same(
+        diff.gather(part, context, last),
+        lambda y: world.Gatherv(ours, (y, counts) if rank == last else None, root=last),
+        (total if rank == last else 0, 5),
+    )
+    same(
+        diff.scatter(tf.constant(whole), context, last, rank + 1),
+        lambda y: world.Scatterv((whole, counts) if rank == last else None, y, root=last),
+        ours.shape,
+    )
+    same(
+        diff.reduce_scatter(tf.constant(whole), context, rank + 1),
+        lambda y: world.Reduce_scatter(whole, y, counts),
+        ours.shape,
+        rounding,
+    )
+    # Every rank sends r + 1 rows to rank r.
+    same(
+        diff.alltoall(tf.constant(whole), context, rows)[0],
+        lambda y: world.Alltoallv((whole, counts), (y, np.full(size, 5 * (rank + 1)))),
+        (size * (rank + 1), 5),
+    )
     same(
         diff.sendrecv(t, context, (rank + 1) % size, (rank - 1) % size),
         lambda y: world.Sendrecv(x, (rank + 1) % size, 0, y, (rank - 1) % size, 0),

@@ -2,6 +2,7 @@
 #include <future>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "comm/loopback/world.h"
 #include "diff/context.h"
@@ -73,14 +74,18 @@ std::unique_ptr<diff::Operation> Make(const std::string& name, const diff::Param
   return diff::Operations().at(name)(params);
 }
 
-ArrayCall::Result Run(Context& context, const std::string& name, const diff::Params& params,
+ArrayCall::Result Run(Context& context, const std::string& name, diff::Operation& operation,
                       std::unique_ptr<ArrayCall> call) {
-  const auto operation = Make(name, params);
   auto future = call->future();
-  context.Submit(operation.get(), name, std::move(call));
+  context.Submit(&operation, name, std::move(call));
   if (future.wait_for(kLimit) != std::future_status::ready)
     throw testing::Failure(name + " did not finish");
   return future.get();
+}
+
+ArrayCall::Result Run(Context& context, const std::string& name, const diff::Params& params,
+                      std::unique_ptr<ArrayCall> call) {
+  return Run(context, name, *Make(name, params), std::move(call));
 }
 
 ArrayCall::Result Run(Context& context, const std::string& name, const diff::Params& params,
@@ -94,12 +99,13 @@ struct Rank {
   comm::World& world;
   std::shared_ptr<diff::Traffic> traffic;
   std::unique_ptr<Context> Open(int id, const std::string& name, std::vector<int> members,
-                                int checks = -1) {
+                                int checks = -1, diff::Limits limits = {}) {
     diff::ContextOptions options;
     options.id = id;
     options.name = name;
     options.members = std::move(members);
     options.checks = checks;
+    options.limits = limits;
     return std::make_unique<Context>(world, traffic, std::move(options));
   }
 };
@@ -246,6 +252,95 @@ TEST(LeavingBeforeAnOperationEndsIt) {
     const auto missed = Run(*context, "allreduce", {0}, {1}, {1});
     CHECK(missed.status.kind() == Kind::kAbandoned);
     CHECK_EQ(missed.status.message(), "rank 2 has left context 'all': enough");
+  });
+}
+
+// Of messages too, however late they come: who leaves has none of them.
+TEST(MessagesOfOthersGoOnWhenARankLeaves) {
+  std::promise<void> left;
+  const auto after = left.get_future().share();
+  OnRanks(3, [&](Rank& rank, int r) {
+    const auto context = rank.Open(0, "all", Everybody(3));
+    if (r == 2) {
+      CHECK(Run(*context, "send", {1}, Values{7}, {1}).status.ok());
+      context->Close("it has sent what it had");
+      left.set_value();
+      return;
+    }
+    if (r == 1) {  // waits before and while rank 2 leaves
+      for (const double sent : {1.0, 2.0})
+        CHECK(Run(*context, "recv", {0}, Values(1), {1}).outputs[0][0] == sent);
+      CHECK(Run(*context, "recv", {2}, Values(1), {1}).outputs[0][0] == 7);
+      const auto missed = Run(*context, "recv", {2}, Values(1), {1});
+      CHECK_EQ(missed.status.message(), "rank 2 has left context 'all': it has sent what it had");
+      return;
+    }
+    CHECK(Run(*context, "send", {1}, Values{1}, {1}).status.ok());
+    CHECK(after.wait_for(kLimit) == std::future_status::ready);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+    CHECK(Run(*context, "send", {1}, Values{2}, {1}).status.ok());
+  });
+}
+
+namespace {
+
+// Computes on the last rank between two meetings.
+class Slow final : public diff::Operation {
+ public:
+  diff::Terms TermsOf(const diff::Inputs&, const diff::Channel&) const override {
+    return {"slow", {}};
+  }
+  void Run(diff::Call&, diff::Channel& channel, const diff::Numbers&) override {
+    channel.Barrier();
+    if (channel.rank() == channel.size() - 1)
+      std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    channel.Barrier();
+  }
+};
+
+}  // namespace
+
+TEST(ARankThatComputesIsNotLost) {
+  OnRanks(3, [&](Rank& rank, int) {
+    diff::Limits limits;
+    limits.transport_timeout = 20 * kMillisecond;
+    const auto context = rank.Open(0, "all", Everybody(3), -1, limits);
+    Slow slow;
+    CHECK_EQ(Run(*context, "slow", slow, std::make_unique<ArrayCall>()).status.message(), "");
+    CHECK(Run(*context, "allreduce", {0}, {1}, {1}).outputs[0][0] == 3);
+  });
+}
+
+TEST(RanksThatAllWaitEndWithOneText) {
+  OnRanks(3, [&](Rank& rank, int r) {
+    diff::Limits limits;
+    limits.transport_timeout = 100 * kMillisecond;
+    const auto context = rank.Open(0, "all", Everybody(3), -1, limits);
+    if (r == 2) return context->Close("it does not take part");
+    const auto stuck = Run(*context, "recv", {1 - r}, Values(1), {1});
+    CHECK(stuck.status.kind() == Kind::kTimeout);
+    CHECK_EQ(stuck.status.message(),
+             "context 'all': all ranks wait, and nothing moves any more: ranks 0, 1: recv in "
+             "context 'all'");
+  });
+}
+
+TEST(WhatOneRankRefusesFailsOnAll) {
+  OnRanks(3, [&](Rank& rank, int r) {
+    const auto context = rank.Open(0, "all", Everybody(3));
+    const std::string why = "psum: expected a number, got a word";
+    if (r == 1) {
+      context->Refuse("psum", why, true);
+    } else {
+      const auto result = Run(*context, "allreduce", {0}, {1}, {1});
+      CHECK(result.status.kind() == Kind::kInvalidArgument);
+      CHECK_EQ(result.status.message(), "operation 0 of context 'all': rank 1: " + why);
+    }
+    CHECK(Run(*context, "allreduce", {0}, {1}, {1}).outputs[0][0] == 3);
+    if (r == 1) context->Refuse("recv", "recv: expected a rank, got a word", false);
+    const auto ended = Run(*context, "allreduce", {0}, {1}, {1});
+    CHECK_EQ(ended.status.message(),
+             "rank 1: recv in context 'all': recv: expected a rank, got a word");
   });
 }
 

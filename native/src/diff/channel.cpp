@@ -1,6 +1,7 @@
 #include "diff/channel.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/graveyard.h"
@@ -19,7 +20,6 @@ comm::Tag MessagesOf(int id) {
 
 constexpr int kMostContexts = comm::kChannels / comm::kChannelsPerSet / 2 - 1;
 
-constexpr Nanos kLastMessages = kSecond;
 constexpr Nanos kLook = 250 * kMillisecond;  // how often limits are looked at
 
 std::string Seconds(Nanos duration) { return std::to_string(duration / kSecond) + " s"; }
@@ -39,6 +39,8 @@ Channel::Channel(comm::World& world, std::shared_ptr<Traffic> traffic, int id, s
     throw Error(Kind::kInvalidArgument, "rank " + std::to_string(world.topology().rank) +
                                             " is not in context '" + name_ + "'");
   rank_ = static_cast<int>(mine - members_.begin());
+  sent_.assign(members_.size(), 0);
+  received_.assign(members_.size(), 0);
   if (id < 0 || id >= kMostContexts)
     throw Error(Kind::kUnsupported, "context '" + name_ + "': no more than " +
                                         std::to_string(kMostContexts) + " contexts in a job");
@@ -56,7 +58,6 @@ Channel::~Channel() {
 void Channel::Begin(std::string what, int64_t place) {
   what_ = std::move(what);
   place_ = place;
-  agreed_ = false;
 }
 
 bool Channel::End() {
@@ -107,30 +108,38 @@ void Channel::Union(std::string* blob, comm::MergeFunction merge) {
 }
 
 void Channel::Send(int peer, const void* data, int64_t nbytes) {
-  if (peer < 0) return;
-  traffic_->Locked([&] {
-    messages_.push_back(
-        traffic_->transport().Send(members_.at(peer), MessagesOf(id_), data, nbytes));
-  });
+  Start(peer, true,
+        [&](int to, comm::Tag tag) { return traffic_->transport().Send(to, tag, data, nbytes); });
 }
 
 void Channel::Recv(int peer, void* data, int64_t nbytes) {
-  if (peer < 0) return;
-  traffic_->Locked([&] {
-    messages_.push_back(
-        traffic_->transport().Recv(members_.at(peer), MessagesOf(id_), data, nbytes));
+  Start(peer, false, [&](int from, comm::Tag tag) {
+    return traffic_->transport().Recv(from, tag, data, nbytes);
   });
+}
+
+void Channel::Start(int peer, bool sent,
+                    const std::function<comm::WorkPtr(int, comm::Tag)>& start) {
+  if (peer < 0) return;
+  const int64_t number = ++(sent ? sent_ : received_).at(peer);
+  traffic_->Locked(
+      [&] { messages_.push_back({start(members_[peer], MessagesOf(id_)), peer, sent, number}); });
+}
+
+void Channel::TellLeaving(const Status& cause, int64_t finished) {
+  for (int r = 0; r < size(); ++r)
+    traffic_->TellLeaving(id_, {cause, finished, sent_[r], received_[r]}, members_[r]);
 }
 
 void Channel::WaitForMessages() {
   Status failure;
   Await([&] {
     bool all = true;
-    for (const comm::WorkPtr& message : messages_) {
-      if (!message->Poll()) {
+    for (const Message& message : messages_) {
+      if (!message.work->Poll()) {
         all = false;
-      } else if (!message->status().ok()) {
-        failure = message->status();
+      } else if (!message.work->status().ok()) {
+        failure = message.work->status();
         return true;
       }
     }
@@ -164,12 +173,18 @@ void Channel::Await(const std::function<bool()>& finished) {
   Nanos moved_at = start, warned = start;
   int64_t moved = traffic_->moved_nbytes();
   bool done = false;
+  int asked = -1;  // who was told that this rank waits while nothing moves; -1: nobody
   Status told;
   const auto look = [&] {
     done = finished();
-    const News* news = done ? nullptr : traffic_->ToldOf(id_);
-    if (news != nullptr && Ends(*news, Now() - start)) told = news->cause;
+    if (!done) told = CauseOfEnd(traffic_->ToldOf(id_));
     return done || !told.ok();
+  };
+  const auto ask = [&](int rank) {
+    if (rank == asked) return;
+    if (asked >= 0) traffic_->TellWaiting(id_, "", asked);
+    if (rank >= 0) traffic_->TellWaiting(id_, what_, rank);
+    asked = rank;
   };
   while (!traffic_->WaitUntil(look, Now() + kLook)) {
     const Nanos now = Now();
@@ -177,35 +192,87 @@ void Channel::Await(const std::function<bool()>& finished) {
       moved = n;
       moved_at = now;
     }
+    ask(now - moved_at > limits_.transport_timeout ? FirstPresent() : -1);
+    if (asked == members_[rank_]) {
+      if (const std::string who = AllWaiting(); !who.empty())
+        TimeOut("context '" + name_ + "': all ranks wait, and nothing moves any more: " + who);
+    }
     if (limits_.stall_fail > 0 && now - start > limits_.stall_fail)
-      TimeOut(now - start, "the other ranks have not come to it");
-    if (agreed_ && now - moved_at > limits_.transport_timeout)
-      TimeOut(now - start, "nothing moves any more");
+      TimeOut(Who() + ": " + what_ + " is not done after " + Seconds(now - start) +
+              ": the other ranks have not come to it");
     if (limits_.stall_warn > 0 && now - warned > limits_.stall_warn) {
       Log(LogLevel::kWarning, Who() + " has waited for " + Seconds(now - start) + " in " + what_);
       warned = now;
     }
   }
-  if (done) return;
+  if (done) return ask(-1);
   pending_ = true;
   throw Error(told);
 }
 
-// Whether what this rank waits for cannot come any more. A message of a rank that has left may
-// still be on its way.
-bool Channel::Ends(const News& news, Nanos waited) const {
-  if (news.finished < 0) return true;
-  return place_ >= 0 ? news.finished <= place_ : waited > kLastMessages;
+// Why what this rank waits for cannot come any more; ok: it can.
+Status Channel::CauseOfEnd(const News& news) const {
+  if (!news.failure.ok()) return news.failure;
+  for (const auto& [rank, leaving] : news.left) {
+    if (place_ >= 0 && leaving.finished <= place_) return leaving.cause;
+    for (const Message& message : messages_) {
+      if (members_[message.peer] == rank &&
+          message.number > (message.sent ? leaving.received : leaving.sent))
+        return leaving.cause;
+    }
+  }
+  return Status();
 }
 
-void Channel::TimeOut(Nanos waited, const std::string& why) {
+// The lowest rank that has not left: it finds out whether all wait, so that of many ranks not each
+// tells each.
+int Channel::FirstPresent() {
+  return traffic_->Locked([&] {
+    const News& news = traffic_->ToldOf(id_);
+    return *std::find_if(members_.begin(), members_.end(), [&](int member) {
+      return member == members_[rank_] || news.left.count(member) == 0;
+    });
+  });
+}
+
+// In what each rank waits that has not left; empty: not all of them do, as far as they have told.
+std::string Channel::AllWaiting() {
+  std::map<std::string, std::vector<int>> ranks;
+  const bool all = traffic_->Locked([&] {
+    const News& news = traffic_->ToldOf(id_);
+    return std::all_of(members_.begin(), members_.end(), [&](int member) {
+      const auto waits = news.waiting.find(member);
+      if (member == members_[rank_])
+        ranks[what_].push_back(member);
+      else if (waits != news.waiting.end())
+        ranks[waits->second].push_back(member);
+      else
+        return news.left.count(member) > 0;
+      return true;
+    });
+  });
+  std::string text;
+  for (const auto& [what, who] : ranks)
+    text += (text.empty() ? "" : "; ") + RanksText(who) + ": " + what;
+  return all ? text : "";
+}
+
+void Channel::TimeOut(const std::string& text) {
   pending_ = true;
-  throw Error(Kind::kTimeout,
-              Who() + ": " + what_ + " is not done after " + Seconds(waited) + ": " + why);
+  throw Error(Kind::kTimeout, text);
 }
 
 std::string Channel::Who() const {
   return "rank " + std::to_string(members_[rank_]) + " in context '" + name_ + "'";
+}
+
+std::string RanksText(const std::vector<int>& ranks) {
+  constexpr size_t kShown = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
+    text += (i ? ", " : "") + std::to_string(ranks[i]);
+  if (ranks.size() > kShown) text += " and " + std::to_string(ranks.size() - kShown) + " more";
+  return text;
 }
 
 }  // namespace gradred::diff

@@ -15,9 +15,11 @@
 namespace gradred::diff {
 
 struct Limits {
-  Nanos stall_warn = 60 * kSecond;         // a line in the log about who waits; 0: never
-  Nanos stall_fail = 0;                    // the wait fails; 0: never
-  Nanos transport_timeout = 30 * kSecond;  // agreed work that does not move
+  Nanos stall_warn = 60 * kSecond;  // a line in the log about who waits; 0: never
+  Nanos stall_fail = 0;             // the wait fails; 0: never
+  // All ranks of the context wait and nothing moves. A rank that computes in an operation, be it
+  // for hours, is not waited for in this sense.
+  Nanos transport_timeout = 30 * kSecond;
 };
 
 // Used by the worker of its context alone. Ranks are those of the context. Each call throws the
@@ -63,21 +65,34 @@ class Channel {
 
   // See comm::World; made by the first call, of an operation that all ranks run.
   const std::string& MpiCommunicator();
+  // What operations keep for as long as the channel lives: one object, made by who first needs it.
+  std::shared_ptr<void>& kept() { return kept_; }
 
   // --- For the context ---
   // `what`: the operation, for messages. `place`: its number among the collective ones; -1: it is
   // none.
   void Begin(std::string what, int64_t place);
-  // All ranks have come to it.
-  void Agreed() { agreed_ = true; }
   // Frees scratch memory, or leaves it where something may still be written to it: then true.
   bool End();
+  // This rank ends its part: tells the others what they can still finish.
+  void TellLeaving(const Status& cause, int64_t finished);
+  int64_t place() const { return place_; }
 
  private:
+  struct Message {
+    comm::WorkPtr work;
+    int peer;
+    bool sent;
+    int64_t number;  // of those to, or from, this peer; from 1
+  };
+
+  void Start(int peer, bool sent, const std::function<comm::WorkPtr(int, comm::Tag)>& start);
   void Finish(const std::function<comm::WorkPtr()>& start);
   void Await(const std::function<bool()>& finished);
-  bool Ends(const News& news, Nanos waited) const;
-  [[noreturn]] void TimeOut(Nanos waited, const std::string& why);
+  Status CauseOfEnd(const News& news) const;
+  int FirstPresent();
+  std::string AllWaiting();
+  [[noreturn]] void TimeOut(const std::string& text);
   std::string Who() const;
 
   comm::World& world_;
@@ -88,13 +103,17 @@ class Channel {
   const Limits limits_;
   int rank_ = 0;
   std::unique_ptr<comm::Communicator> communicator_;
-  std::vector<comm::WorkPtr> messages_;
+  std::vector<Message> messages_;
+  std::vector<int64_t> sent_, received_;  // [rank], messages started so far
   std::vector<comm::SegmentPtr> scratch_;
   std::optional<std::string> mpi_communicator_;
+  std::shared_ptr<void> kept_;
   std::string what_;
   int64_t place_ = -1;
-  bool agreed_ = false;
   bool pending_ = false;  // something was left unfinished
 };
+
+// "rank 1", "ranks 0, 2"; of many, the first ones.
+std::string RanksText(const std::vector<int>& ranks);
 
 }  // namespace gradred::diff

@@ -33,14 +33,32 @@ std::string MergeTexts(const std::string& a, const std::string& b) {
   return out.Take();
 }
 
-std::string Ranks(const std::vector<int>& ranks) {
-  constexpr size_t kShown = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
-    text += (i ? ", " : "") + std::to_string(ranks[i]);
-  if (ranks.size() > kShown) text += " and " + std::to_string(ranks.size() - kShown) + " more";
-  return text;
-}
+// Takes the place of an operation that this rank cannot run: it fails on all of them.
+class Refusal final : public Operation {
+ public:
+  Refusal(Error error, bool collective) : error_(std::move(error)), collective_(collective) {}
+  bool collective() const override { return collective_; }
+  Terms TermsOf(const Inputs&, const Channel&) const override { throw error_; }
+  void Run(Call&, Channel&, const Numbers&) override { throw error_; }
+
+ private:
+  const Error error_;
+  const bool collective_;
+};
+
+// Nobody waits for it.
+class RefusalCall final : public Call {
+ public:
+  explicit RefusalCall(std::unique_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  const Inputs& inputs() const override { return none_; }
+  void* Output(int, const Dims&) override { return nullptr; }
+  void Forward(int, int) override {}
+  void Done(const Status&, bool) override {}
+
+ private:
+  const Inputs none_;
+  const std::unique_ptr<Operation> operation_;
+};
 
 }  // namespace
 
@@ -67,6 +85,15 @@ void Context::Submit(Operation* operation, std::string what, std::unique_ptr<Cal
   call->Done(failure, false);
 }
 
+void Context::Refuse(const std::string& what, const std::string& why, bool collective) {
+  // What says where is not said again: see Named.
+  const bool says = !collective && why.find("context '") != std::string::npos;
+  const std::string me = "rank " + std::to_string(channel_.members()[channel_.rank()]) + ": ";
+  auto operation = MakeRefusal(Error(Kind::kInvalidArgument, says ? me + why : why), collective);
+  Operation* const refused = operation.get();
+  Submit(refused, what, std::make_unique<RefusalCall>(std::move(operation)));
+}
+
 void Context::Close(const std::string& reason) {
   const std::string me = "rank " + std::to_string(channel_.members()[channel_.rank()]);
   const Status cause(Kind::kAbandoned, me + " has left context '" + options_.name + "': " + reason);
@@ -77,10 +104,10 @@ void Context::Close(const std::string& reason) {
     if (failure_.ok()) failure_ = cause;
     wake_.notify_one();
   }
-  traffic_->Note(options_.id, {cause, -1});
+  traffic_->Note(options_.id, cause);
   worker_.join();
   try {
-    traffic_->Tell(options_.id, {cause, finished_}, options_.members);
+    channel_.TellLeaving(cause, finished_);
   } catch (const Error&) {
     // The transport has failed, which the others know.
   }
@@ -122,13 +149,10 @@ void Context::Fail(const Status& cause) {
     if (!failure_.ok()) return;
     failure_ = cause;
   }
-  const bool told = traffic_->Locked([&] {
-    const News* news = traffic_->ToldOf(options_.id);
-    return news != nullptr && news->finished < 0;
-  });
+  const bool told = traffic_->Locked([&] { return !traffic_->ToldOf(options_.id).failure.ok(); });
   if (told) return;  // who told it told all
   try {
-    traffic_->Tell(options_.id, {cause, -1}, options_.members);
+    traffic_->TellFailure(options_.id, cause, options_.members);
   } catch (const Error&) {
     // The transport has failed, which the others know.
   }
@@ -155,7 +179,6 @@ void Context::Execute(const Item& item) {
       operation.needs_numbers() || options_.checks < 0 || finished_ < options_.checks;
   if (operation.collective() && compares) {
     const bool equal = AllEqual(DigestOf(terms.alike, 0), refusal != nullptr);
-    channel_.Agreed();
     if (!equal) ThrowDisagreement(terms, refusal.get());
   } else if (refusal != nullptr) {
     throw *refusal;
@@ -225,11 +248,15 @@ void Context::ThrowDisagreement(const Terms& terms, const Error* refusal) {
   std::string text;
   for (const Group& group : groups) {
     if (any_refused && !group.refused) continue;
-    text += (text.empty() ? "" : "; ") + Ranks(group.ranks) + ": " + group.text;
+    text += (text.empty() ? "" : "; ") + RanksText(group.ranks) + ": " + group.text;
   }
   throw AgreedError(any_refused ? Kind::kInvalidArgument : Kind::kMismatch,
                     "operation " + std::to_string(finished_) + " of context '" + options_.name +
                         "': " + (any_refused ? "" : "the ranks differ: ") + text);
+}
+
+std::unique_ptr<Operation> MakeRefusal(Error error, bool collective) {
+  return std::make_unique<Refusal>(std::move(error), collective);
 }
 
 namespace {

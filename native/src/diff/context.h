@@ -42,6 +42,11 @@ class Context {
   // Does not wait; any thread. `operation` and `call` live until Done.
   void Submit(Operation* operation, std::string what, std::unique_ptr<Call> call);
 
+  // In place of an operation `what` that this rank cannot run, for the reason `why`, so that the
+  // others do not wait for it: a collective one fails on all ranks; of a message, which the peer
+  // alone could match, the context ends. Does not wait; any thread.
+  void Refuse(const std::string& what, const std::string& why, bool collective);
+
   // Fails what is under way and what comes, here and on the other members, and ends the worker.
   void Close(const std::string& reason);
 
@@ -71,6 +76,9 @@ class Context {
   Status failure_;
   std::thread worker_;
 };
+
+// Fails with `error` on all ranks.
+std::unique_ptr<Operation> MakeRefusal(Error error, bool collective);
 
 // --- The contexts of this process; any thread ---
 

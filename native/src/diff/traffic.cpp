@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/bytes.h"
 
@@ -10,6 +11,25 @@ namespace gradred::diff {
 namespace {
 
 constexpr size_t kLongestText = 2000;  // a datagram holds it
+
+enum class Subject : uint8_t { kFailure, kLeaving, kWaiting };
+
+Writer Begin(Subject subject, int context) {
+  Writer out;
+  out.Put(subject);
+  out.Put<int32_t>(context);
+  return out;
+}
+
+void PutStatus(Writer* out, const Status& status) {
+  out->Put(status.kind());
+  out->PutString(status.message().substr(0, kLongestText));
+}
+
+Status GetStatus(Reader* in) {
+  const Kind kind = in->Get<Kind>();
+  return {kind, in->GetString()};
+}
 
 }  // namespace
 
@@ -47,30 +67,40 @@ bool Traffic::WaitUntil(const std::function<bool()>& finished, Nanos until) {
   return true;
 }
 
-void Traffic::Note(int context, const News& news) {
+void Traffic::Note(int context, const Status& failure) {
   transport_.bell().Ring();
   std::lock_guard<std::mutex> lock(mutex_);
-  Keep(context, news);
+  Fail(context, failure);
   ++looks_;
   changed_.notify_all();
 }
 
-void Traffic::Tell(int context, const News& news, const std::vector<int>& peers) {
-  Writer out;
-  out.Put<int32_t>(context);
-  out.Put(news.finished);
-  out.Put(news.cause.kind());
-  out.PutString(news.cause.message().substr(0, kLongestText));
-  const std::string bytes = out.Take();
+void Traffic::TellFailure(int context, const Status& failure, const std::vector<int>& peers) {
+  Writer out = Begin(Subject::kFailure, context);
+  PutStatus(&out, failure);
+  Post(peers, out.Take());
+}
+
+void Traffic::TellLeaving(int context, const Leaving& leaving, int peer) {
+  Writer out = Begin(Subject::kLeaving, context);
+  PutStatus(&out, leaving.cause);
+  out.Put(leaving.finished);
+  out.Put(leaving.sent);
+  out.Put(leaving.received);
+  Post({peer}, out.Take());
+}
+
+void Traffic::TellWaiting(int context, const std::string& what, int peer) {
+  Writer out = Begin(Subject::kWaiting, context);
+  out.PutString(what.substr(0, kLongestText));
+  Post({peer}, out.Take());
+}
+
+void Traffic::Post(const std::vector<int>& peers, const std::string& bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const int peer : peers) {
     if (peer != transport_.rank()) transport_.Post(peer, bytes);
   }
-}
-
-const News* Traffic::ToldOf(int context) const {
-  const auto at = news_.find(context);
-  return at == news_.end() ? nullptr : &at->second;
 }
 
 void Traffic::TakeNews() {
@@ -78,18 +108,34 @@ void Traffic::TakeNews() {
   comm::Message message;
   while (transport_.TakePosted(&message)) {
     Reader in(message.bytes);
+    const auto subject = in.Get<Subject>();
     const int context = in.Get<int32_t>();
-    News news;
-    news.finished = in.Get<int64_t>();
-    const Kind kind = in.Get<Kind>();
-    news.cause = Status(kind, in.GetString());
-    Keep(context, news);
+    News& news = news_[context];
+    switch (subject) {
+      case Subject::kFailure:
+        Fail(context, GetStatus(&in));
+        break;
+      case Subject::kLeaving: {
+        Leaving& leaving = news.left[message.source];
+        leaving.cause = GetStatus(&in);
+        leaving.finished = in.Get<int64_t>();
+        leaving.sent = in.Get<int64_t>();
+        leaving.received = in.Get<int64_t>();
+        break;
+      }
+      case Subject::kWaiting:
+        if (std::string what = in.GetString(); what.empty())
+          news.waiting.erase(message.source);
+        else
+          news.waiting[message.source] = std::move(what);
+        break;
+    }
   }
 }
 
-void Traffic::Keep(int context, const News& news) {
-  const auto [at, first] = news_.emplace(context, news);
-  if (!first && news.finished < at->second.finished) at->second = news;
+void Traffic::Fail(int context, const Status& failure) {
+  Status& first = news_[context].failure;
+  if (first.ok()) first = failure;
 }
 
 }  // namespace gradred::diff

@@ -13,12 +13,18 @@
 
 namespace gradred::diff {
 
-// What a context's ranks tell each other, or this rank itself, of its end.
-struct News {
+// What a rank that has left a context had done there: so much the others can still finish.
+struct Leaving {
   Status cause;
-  // Of a rank that has left: the collective operations that it has finished, which the others
-  // still can. -1: the context has failed.
-  int64_t finished = -1;
+  int64_t finished = 0;            // collective operations
+  int64_t sent = 0, received = 0;  // messages of Channel, to and from the rank that is told
+};
+
+// What was told of a context.
+struct News {
+  Status failure;                      // the first, which ends it
+  std::map<int, Leaving> left;         // by rank of the transport
+  std::map<int, std::string> waiting;  // who waits while nothing moves, and in what
 };
 
 // Note [Who looks after the transport]
@@ -44,19 +50,22 @@ class Traffic {
   // `until` has passed: then false.
   bool WaitUntil(const std::function<bool()>& finished, Nanos until);
 
-  // The end of a context, told to `peers`, ranks of the transport. Does not wait.
-  void Tell(int context, const News& news, const std::vector<int>& peers);
-  // The same told to this rank; wakes who waits. Any thread.
-  void Note(int context, const News& news);
-  // What was told of a context: its first failure, else who left first; null: nothing. With the
-  // lock held.
-  const News* ToldOf(int context) const;
+  // Tell `peers`, ranks of the transport. They do not wait.
+  void TellFailure(int context, const Status& failure, const std::vector<int>& peers);
+  void TellLeaving(int context, const Leaving& leaving, int peer);
+  // `what`: see News; empty: it goes on.
+  void TellWaiting(int context, const std::string& what, int peer);
+  // Tells this rank, and wakes who waits. Any thread.
+  void Note(int context, const Status& failure);
+  // What was told of a context. With the lock held.
+  const News& ToldOf(int context) { return news_[context]; }
 
   int64_t moved_nbytes() const { return transport_.moved_nbytes(); }
 
  private:
   void TakeNews();
-  void Keep(int context, const News& news);
+  void Post(const std::vector<int>& peers, const std::string& bytes);
+  void Fail(int context, const Status& failure);
 
   comm::Transport& transport_;
   std::mutex mutex_;
