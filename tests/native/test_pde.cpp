@@ -331,7 +331,7 @@ TEST(CheckpointsAndThreadsGiveTheSameBits) {
     one.steps = tight.steps = 80;
     tight.ranks = {2, 1};
     tight.threads = 3;
-    tight.memory_nbytes = equation == Equation::kAcoustic ? 120000 : 100000;
+    tight.memory_nbytes = equation == Equation::kAcoustic ? 140000 : 100000;
     CHECK(Propagate<double>(tight).keeping.checkpoints > 1);
     CHECK_EQ(Propagate<double>(one).keeping.checkpoints, 0);
     CheckSameBits<double>(one, tight);
@@ -352,6 +352,10 @@ TEST(BadInputIsRefused) {
   CHECK_ERROR(pde::DecideKeeping(0, 1, 1, 1), Kind::kInvalidArgument, "steps");
   CHECK_EQ(pde::DecideKeeping(100, 1000, 4000, 100000).segment, 100);
   CHECK(pde::DecideKeeping(100, 1000, 4000, 50000).nbytes <= 50000);
+  // Ten steps at a time: nine checkpoints, and the adjoint state beside the tenth segment.
+  const pde::Keeping ten = pde::DecideKeeping(100, 1000, 1000, 20000);
+  CHECK_EQ(ten.segment, 10);
+  CHECK_EQ(ten.nbytes, 10 * 1000 + 9 * 1000 + 1000);
   const Case c;
   const pde::Programme outside{4, {{23, 0}}, {}, 1 << 30};
   CHECK_ERROR(pde::TimeLoop<double>(SettingOf(c, 0), outside), Kind::kInvalidArgument,

@@ -80,12 +80,13 @@ def test_any_grid_of_ranks_gives_the_bits_of_one_rank(contexts, kind, dtype):
 @pytest.mark.parametrize("kind", [AcousticWave, Heat])
 def test_checkpoints_give_the_same_gradients(contexts, kind):
     context = contexts[0][0]
-    expected = run(problem_of(kind, context), *data())
-    largest = max(context.dims)
-    tight = problem_of(kind, context, memory_nbytes=120_000 // largest, threads=2)
-    assert tight.steps_between_checkpoints < STEPS
-    for options in (dict(memory_nbytes=120_000 // largest, threads=2), dict(keep=False)):
-        got = run(problem_of(kind, context, **options), *data())
+    steps = 4 * STEPS
+    given = data(steps=steps)
+    expected = run(problem_of(kind, context, steps=steps), *given)
+    little = dict(memory_nbytes=400_000 // context.size, threads=2, steps=steps)
+    assert problem_of(kind, context, **little).steps_between_checkpoints < steps
+    for options in (little, dict(keep=False, steps=steps)):
+        got = run(problem_of(kind, context, **options), *given)
         for mine, theirs in zip(got, expected, strict=True):
             np.testing.assert_array_equal(mine, theirs)
 

@@ -16,7 +16,8 @@ Keeping DecideKeeping(int64_t steps, int64_t saved_nbytes, int64_t state_nbytes,
   for (int64_t segment = steps; segment >= 1; --segment) {
     const int64_t segments = (steps + segment - 1) / segment;
     const Keeping keeping{segment, segments - 1,
-                          segment * saved_nbytes + (segments - 1) * state_nbytes};
+                          // Checkpoints, and the adjoint state while a segment is computed again.
+                          segment * saved_nbytes + (segments > 1 ? segments : 0) * state_nbytes};
     if (keeping.nbytes <= memory_nbytes) return keeping;
     if (best.segment == 0 || keeping.nbytes < best.nbytes) best = keeping;
   }
