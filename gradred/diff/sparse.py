@@ -18,13 +18,12 @@ import tensorflow as tf
 from gradred import basics
 from gradred._native import core
 from gradred.diff.context import Context
-from gradred.diff.node import Node, adjoint_of, as_tensor, run
+from gradred.diff.node import Node, adjoint_of, as_number, as_tensor, operation, run
 from gradred.errors import InvalidArgument
-from gradred.tensorflow.graph import plain_python
 
 __all__ = ["Pattern", "assemble", "product", "solve"]
 
-_METHODS = {"cg": 0, "bicgstab": 1}
+_METHODS = {"cg": 0, "bicgstab": 1, "gmres": 2}
 _PRECONDITIONERS = {None: 0, "jacobi": 1, "boomeramg": 2}
 
 
@@ -46,6 +45,7 @@ class Pattern:
     indptr: np.ndarray
     indices: np.ndarray
 
+    @operation
     def __init__(
         self,
         rows: Any,
@@ -97,6 +97,7 @@ def _limits(total: int, counts: Sequence[int] | None, context: Context, what: st
     size = context.size
     if counts is None:
         counts = [total // size + (r < total % size) for r in range(size)]
+    counts = [as_number(n, f"sparse.Pattern: {what}") for n in counts]
     if len(counts) != size or sum(counts) != total or min(counts) < 0:
         raise InvalidArgument(
             f"sparse.Pattern in context '{context.name}': {what}={list(counts)}: expected a number "
@@ -123,7 +124,7 @@ def _alike(a: tf.Tensor, b: tf.Tensor, pattern: Pattern) -> None:
         )
 
 
-@plain_python
+@operation
 def assemble(pattern: Pattern, triplets: Any, name: str | None = None) -> tf.Tensor:
     """The values of the matrix: each entry is the sum of its triplets. Collective; differentiable.
 
@@ -143,7 +144,7 @@ def assemble(pattern: Pattern, triplets: Any, name: str | None = None) -> tf.Ten
     return values
 
 
-@plain_python
+@operation
 def product(
     pattern: Pattern, values: Any, x: Any, *, transposed: bool = False, name: str | None = None
 ) -> tf.Tensor:
@@ -164,7 +165,7 @@ def product(
     return y
 
 
-@plain_python
+@operation
 def solve(
     pattern: Pattern,
     values: Any,
@@ -181,7 +182,8 @@ def solve(
     """The solution x of A x = b. Collective; differentiable by values and right-hand side.
 
     values: [nonzeros], of a square matrix. b: this rank's [rows]. method: "cg", for symmetric
-    positive definite matrices (which is not checked but for what shows up), or "bicgstab" for any.
+    positive definite matrices (which is not checked but for what shows up), or "bicgstab" or
+    "gmres" (begun anew after 30 iterations) for any.
     preconditioner: "jacobi", "boomeramg" (of HYPRE, if it is installed and the job runs on its
     MPI), or None. Finished when the norm of b - A x is at most max(rtol * norm of b, atol); rtol:
     None: 1e-10, for float32 1e-5; the iteration computes in float64. with_residuals: returns the
@@ -210,8 +212,9 @@ def solve(
     if rtol is None:
         rtol = 1e-10 if b.dtype == tf.float64 else 1e-5
     bits = struct.unpack("<2q", struct.pack("<2d", rtol, atol))
+    most = as_number(max_iterations, "sparse solve: max_iterations")
     hypre = basics.settings().hypre_library.encode()
-    params = [_METHODS[method], _PRECONDITIONERS[preconditioner], *bits, max_iterations, *hypre]
+    params = [_METHODS[method], _PRECONDITIONERS[preconditioner], *bits, most, *hypre]
     x, residuals = run(
         pattern.context,
         "sparse_solve",

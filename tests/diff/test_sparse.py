@@ -97,6 +97,7 @@ def test_rectangular(context, rank):
         ("bicgstab", "eager"),
         ("bicgstab", "tape inside"),
         ("bicgstab", "tape outside"),
+        ("gmres", "tape inside"),
     ],
 )
 def test_gradients(name, mode, system, context, rank):
@@ -154,7 +155,7 @@ def test_gradients(name, mode, system, context, rank):
     )
 
 
-@pytest.mark.parametrize("method", ["cg", "bicgstab"])
+@pytest.mark.parametrize("method", ["cg", "bicgstab", "gmres"])
 def test_solution_and_gradients_are_scipys(method, system, context):
     """On any number of ranks the same, to 1e-12 of the largest."""
     pattern, mine = system
@@ -200,27 +201,48 @@ def test_float32(system, context):
     )
 
 
-def test_boomeramg(system, context):
-    """Where HYPRE is there: the solutions, forward and transposed. Elsewhere: an error."""
+def test_boomeramg_that_is_not_there(system, context, job):
+    """One text on all ranks, and the context goes on. See test_hypre.py for where it is."""
     pattern, mine = system
-    for method, drift in (("cg", 0.0), ("bicgstab", 0.3)):
-        a, ones = scipy_matrix(drift).tocsc(), np.ones(N)
-        values = sparse.assemble(pattern, triplets(drift)[2][mine])
-        b = own(ones, pattern)
-        with tf.GradientTape() as tape:
-            tape.watch(b)
-            try:
-                x = sparse.solve(
-                    pattern, values, b, method=method, preconditioner="boomeramg", rtol=1e-13
-                )
-            except gradred.errors.InvalidArgument as error:
-                assert re.search("boomeramg: expected a job on MPI|HYPRE|another MPI", str(error))
-                continue
-            loss = context.end(tf.reduce_sum(x))
-        u = scipy.sparse.linalg.spsolve(a, ones)
-        adjoint = scipy.sparse.linalg.spsolve(a.T.tocsc(), ones)
-        np.testing.assert_allclose(gathered(x, context), u, rtol=1e-11)
-        np.testing.assert_allclose(gathered(tape.gradient(loss, b), context), adjoint, rtol=1e-11)
+    values = sparse.assemble(pattern, triplets()[2][mine])
+    b = own(np.ones(N), pattern)
+    text = "solved"
+    try:
+        sparse.solve(pattern, values, b, method="gmres", preconditioner="boomeramg")
+    except gradred.errors.InvalidArgument as error:
+        text = str(error)
+        assert re.search("boomeramg: expected a job on MPI|HYPRE|another MPI", text)
+    assert set(job.exchange(text)) == {text}
+    sparse.solve(pattern, values, b, method="gmres")
+
+
+def test_tiny_and_large_right_hand_sides(system, context):
+    """Whose squares vanish or overflow."""
+    pattern, mine = system
+    values = sparse.assemble(pattern, triplets(0.0)[2][mine])
+    x = sparse.solve(pattern, values, own(np.ones(N), pattern))
+    for size in (2.0**-900, 2.0**900):
+        scaled = sparse.solve(pattern, values, own(np.full(N, size), pattern))
+        np.testing.assert_array_equal(scaled / size, x)
+
+
+def test_ranks_that_take_different_patterns(system, context, job, rank, size):
+    pattern, mine = system
+    rows, columns, values = triplets()
+    counts = [pattern.rows if r == rank else 0 for r in range(size)]
+    counts = [sum(c) for c in zip(*job.exchange(counts), strict=True)]
+    other = sparse.Pattern(rows[mine], columns[mine], (N, N), context, row_counts=counts)
+    mixed = other if rank == size - 1 else pattern
+
+    def assemble():
+        return sparse.assemble(mixed, values[mine])
+
+    if size > 1:
+        with pytest.raises(gradred.errors.Mismatch, match="on the pattern of operation"):
+            assemble()
+    np.testing.assert_array_equal(
+        sparse.assemble(other, values[mine]), sparse.assemble(pattern, values[mine])
+    )
 
 
 def test_failures_are_errors_on_all_ranks(system, context, rank, size):
@@ -237,7 +259,7 @@ def test_failures_are_errors_on_all_ranks(system, context, rank, size):
     with pytest.raises(error, match="expected float32 or float64 of shape"):
         sparse.product(pattern, values, tf.zeros([pattern.rows + 1], tf.float64))
     with pytest.raises(error, match="expected one of"):
-        sparse.solve(pattern, values, b, method="gmres")
+        sparse.solve(pattern, values, b, method="minres")
     with pytest.raises(error, match=r"expected a row below 24 .* got \(24, 0\)"):
         sparse.Pattern([24 if rank == size - 1 else 0], [0], (N, N), context)
     with pytest.raises(error, match="24 in all"):

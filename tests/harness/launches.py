@@ -58,7 +58,9 @@ def command_line(launcher: str, size: int) -> list[str]:
         return [*gradred, "--launcher", "local"]
     if launcher == "mpirun":
         return [find_mpirun() or "mpirun", "-n", str(size)]
-    raise ValueError(f"launcher {launcher!r} is not gradred, local or mpirun")
+    if os.path.isabs(launcher):
+        return [launcher, "-n", str(size)]
+    raise ValueError(f"launcher {launcher!r} is not gradred, local, mpirun or the path of one")
 
 
 def processes_of(token: str) -> dict[int, str]:
@@ -114,9 +116,9 @@ class Launcher:
     ) -> JobResult:
         """Runs a program (a file, or Python text) on `size` ranks and waits for its end.
 
-        launcher is "gradred", "local" (gradred run without MPI) or "mpirun"; options are further
-        words for it. Fails when the job outlives timeout (seconds), or leaves a process or a file
-        in /dev/shm.
+        launcher is "gradred", "local" (gradred run without MPI), "mpirun", or the path of another
+        mpirun; options are further words for it. Fails when the job outlives timeout (seconds), or
+        leaves a process or a file in /dev/shm.
         """
         self.count += 1
         folder = self.folder / f"job-{self.count}"

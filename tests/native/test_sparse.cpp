@@ -198,7 +198,8 @@ TEST(ProductsAreThoseOfTheDenseMatrix) {
 }
 
 TEST(SolversConvergeAlikeOnAnyNumberOfRanks) {
-  for (const auto method : {sparse::Method::kCg, sparse::Method::kBicgstab}) {
+  for (const auto method :
+       {sparse::Method::kCg, sparse::Method::kBicgstab, sparse::Method::kGmres}) {
     for (const auto preconditioning :
          {sparse::Preconditioning::kNone, sparse::Preconditioning::kJacobi}) {
       for (const bool transposed : {false, true}) {
@@ -217,6 +218,30 @@ TEST(SolversConvergeAlikeOnAnyNumberOfRanks) {
       }
     }
   }
+}
+
+// The same bits but for the power of two, where squares would vanish, overflow or be rounded away.
+TEST(SizesOfRightHandSidesDoNotMatter) {
+  testing::RunChannels(2, 0, [&](ChannelRank ranks) {
+    const Stripes stripes{{0, 20, 40}};
+    const Triplets t = Line(40, 0.2, ranks.channel.rank(), 2);
+    const PatternPtr pattern = Build(ranks, stripes, stripes, t);
+    const Vector values = Values(ranks, pattern, t);
+    for (const auto method : {sparse::Method::kBicgstab, sparse::Method::kGmres}) {
+      const auto solve = [&](double size) {
+        Vector x(pattern->rows());
+        sparse::Solver(pattern, {method, sparse::Preconditioning::kJacobi, 1e-10, 0, 1000, ""})
+            .Solve(ranks.channel, values.data(), Vector(pattern->rows(), size).data(), x.data(),
+                   false);
+        return x;
+      };
+      const Vector one = solve(1);
+      for (const int exponent : {-900, -600, 600, 1000}) {
+        const Vector x = solve(std::ldexp(1.0, exponent));
+        for (size_t i = 0; i < x.size(); ++i) CHECK_EQ(x[i], std::ldexp(one[i], exponent));
+      }
+    }
+  });
 }
 
 // Two sums and one product an iteration for cg; three sums and two products for bicgstab.
@@ -299,7 +324,8 @@ TEST(FailuresAreErrorsOnAllRanks) {
       ring.Add(i, (i + 1) % 12, -1);
       ring.Add(i, (i + 11) % 12, -1);
     }
-    for (const auto method : {sparse::Method::kCg, sparse::Method::kBicgstab}) {
+    for (const auto method :
+         {sparse::Method::kCg, sparse::Method::kBicgstab, sparse::Method::kGmres}) {
       sparse::SolveOptions some;
       some.method = method;
       some.max_iterations = 50;

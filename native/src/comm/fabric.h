@@ -46,7 +46,6 @@ struct LauncherInfo {
 };
 LauncherInfo FindLauncher();  // comm/mpi/
 bool MpiIsInitialized();      // comm/mpi/: some MPI library of this process is initialised
-bool MpiIsOver();             // comm/mpi/: finalised, or given up after an engine error
 int InitializedMpiSize();     // comm/mpi/: of its MPI_COMM_WORLD; 0: none is initialised
 int LocalLauncherSize();      // comm/local/: ranks that were started without MPI; 0: not said
 

@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <mutex>
+#include <set>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include "base/dynlib.h"
+#include "base/graveyard.h"
 #include "base/status.h"
-#include "comm/fabric.h"
+#include "sparse/krylov.h"
 
 namespace gradred::sparse {
 namespace {
@@ -109,7 +113,8 @@ std::vector<std::string> Names() {
   return names;
 }
 
-class BoomerAmg : public Preconditioner {
+// Destroyed on all ranks of its communicator together.
+class BoomerAmg {
  public:
   BoomerAmg(const std::string& mpi_communicator, const Pattern& pattern, const double* values,
             bool symmetric)
@@ -139,15 +144,14 @@ class BoomerAmg : public Preconditioner {
     Check("BoomerAMGSetup", api_.BoomerAMGSetup(amg_, a_object_, b_object_, x_object_));
   }
 
-  ~BoomerAmg() override {
-    if (comm::MpiIsOver()) return;  // what frees communicators cannot be called any more
+  ~BoomerAmg() {
     if (amg_ != nullptr) api_.BoomerAMGDestroy(amg_);
     if (a_ != nullptr) api_.IJMatrixDestroy(a_);
     if (b_ != nullptr) api_.IJVectorDestroy(b_);
     if (x_ != nullptr) api_.IJVectorDestroy(x_);
   }
 
-  void Apply(const double* r, double* z, bool transposed) override {
+  void Apply(const double* r, double* z, bool transposed) {
     Check("IJVectorSetValues", api_.IJVectorSetValues(b_, rows_, indices(), r));
     Check("ParVectorSetConstantValues", api_.ParVectorSetConstantValues(x_object_, 0));
     const auto cycle = transposed ? api_.BoomerAMGSolveT : api_.BoomerAMGSolve;
@@ -222,6 +226,68 @@ class BoomerAmg : public Preconditioner {
   Handle a_object_ = nullptr, b_object_ = nullptr, x_object_ = nullptr;
 };
 
+// Those of a channel, numbered alike on all its ranks. See Note [Freeing what HYPRE holds].
+class Hierarchies {
+ public:
+  static std::shared_ptr<Hierarchies> Of(diff::Channel& channel) {
+    std::shared_ptr<void>& kept = channel.kept();
+    if (kept == nullptr) kept = std::make_shared<Hierarchies>();
+    return std::static_pointer_cast<Hierarchies>(kept);
+  }
+  ~Hierarchies() {
+    for (auto& [number, hierarchy] : hierarchies_) Bury(hierarchy);
+  }
+
+  // Collective.
+  void FreeGivenUp(diff::Channel& channel) {
+    std::vector<double> here;  // in the order of numbers
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& [number, hierarchy] : hierarchies_)
+        here.push_back(static_cast<double>(given_up_.count(number)));
+    }
+    const std::vector<double> ranks = SumOverRanks(channel, here);
+    auto at = hierarchies_.begin();
+    for (const double n : ranks) at = n == channel.size() ? hierarchies_.erase(at) : ++at;
+  }
+
+  std::pair<int64_t, BoomerAmg*> Add(std::unique_ptr<BoomerAmg> hierarchy) {
+    BoomerAmg* added = hierarchy.get();
+    hierarchies_.emplace(next_, std::move(hierarchy));
+    return {next_++, added};
+  }
+
+  // Any thread.
+  void GiveUp(int64_t number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    given_up_.insert(number);
+  }
+
+ private:
+  std::map<int64_t, std::unique_ptr<BoomerAmg>> hierarchies_;  // of the channel's worker alone
+  int64_t next_ = 0;
+  std::mutex mutex_;
+  std::set<int64_t> given_up_;
+};
+
+// One of them, for as long as its owner wants it.
+class Hierarchy final : public Preconditioner {
+ public:
+  Hierarchy(std::shared_ptr<Hierarchies> kept, std::unique_ptr<BoomerAmg> hierarchy)
+      : kept_(std::move(kept)) {
+    std::tie(number_, hierarchy_) = kept_->Add(std::move(hierarchy));
+  }
+  ~Hierarchy() override { kept_->GiveUp(number_); }
+  void Apply(const double* r, double* z, bool transposed) override {
+    hierarchy_->Apply(r, z, transposed);
+  }
+
+ private:
+  const std::shared_ptr<Hierarchies> kept_;
+  int64_t number_ = 0;
+  BoomerAmg* hierarchy_ = nullptr;
+};
+
 }  // namespace
 
 std::string FindHypre(const std::string& path) {
@@ -243,10 +309,12 @@ std::string FindHypre(const std::string& path) {
   return library.why_not;
 }
 
-std::unique_ptr<Preconditioner> MakeBoomerAmg(const std::string& mpi_communicator,
-                                              const Pattern& pattern, const double* values,
-                                              bool symmetric) {
-  return std::make_unique<BoomerAmg>(mpi_communicator, pattern, values, symmetric);
+std::unique_ptr<Preconditioner> MakeBoomerAmg(diff::Channel& channel, const Pattern& pattern,
+                                              const double* values, bool symmetric) {
+  const std::shared_ptr<Hierarchies> kept = Hierarchies::Of(channel);
+  kept->FreeGivenUp(channel);
+  return std::make_unique<Hierarchy>(
+      kept, std::make_unique<BoomerAmg>(channel.MpiCommunicator(), pattern, values, symmetric));
 }
 
 }  // namespace gradred::sparse

@@ -79,13 +79,87 @@ void TrueResidual(const System& system, const double* b, const double* x, Vector
   for (size_t i = 0; i < r->size(); ++i) (*r)[i] = b[i] - (*r)[i];
 }
 
+std::vector<double> OverRanks(diff::Channel& channel, reduce::ReduceOp op,
+                              const std::vector<double>& numbers) {
+  std::vector<double> results(numbers.size());
+  const diff::Input input{numbers.data(), DType::kFloat64, {static_cast<int64_t>(numbers.size())}};
+  diff::ReduceTensor(input, op, results.data(), channel);
+  return results;
+}
+
+// What gmres knows of a matrix on an orthonormal basis of a Krylov space: the triangular factor of
+// its Hessenberg matrix, by Givens rotations, and the right-hand side that they turn.
+class HessenbergFactor {
+ public:
+  explicit HessenbergFactor(double norm) : right_{norm} {}
+
+  // `column`: of the Hessenberg matrix, one element longer than the last one.
+  void Add(Vector column) {
+    const size_t k = columns_.size();
+    for (size_t i = 0; i < k; ++i) {
+      const double upper = cosines_[i] * column[i] + sines_[i] * column[i + 1];
+      column[i + 1] = cosines_[i] * column[i + 1] - sines_[i] * column[i];
+      column[i] = upper;
+    }
+    const double length = std::hypot(column[k], column[k + 1]);
+    cosines_.push_back(length > 0 ? column[k] / length : 1);
+    sines_.push_back(length > 0 ? column[k + 1] / length : 0);
+    column[k] = length;
+    columns_.push_back(std::move(column));
+    right_.push_back(-sines_[k] * right_[k]);
+    right_[k] *= cosines_[k];
+  }
+
+  bool singular() const { return columns_.back()[columns_.size() - 1] == 0; }
+  // Of the best approximation in the space.
+  double residual() const { return right_.back(); }
+
+  // That approximation's coefficients.
+  Vector Solve() const {
+    Vector y(right_.begin(), right_.end() - 1);
+    for (size_t i = y.size(); i-- > 0;) {
+      for (size_t j = i + 1; j < y.size(); ++j) y[i] -= columns_[j][i] * y[j];
+      y[i] /= columns_[i][i];
+    }
+    return y;
+  }
+
+ private:
+  std::vector<Vector> columns_;
+  Vector cosines_, sines_, right_;
+};
+
+// *w minus its part along the basis, whose coefficients are returned; the norm of the rest behind
+// them. Classical Gram-Schmidt, twice: three sums over ranks, however large the basis is (Giraud,
+// Langou and Rozloznik, doi:10.1016/j.camwa.2005.08.009).
+Vector Orthogonalise(const System& system, const std::vector<Vector>& basis, Vector* w) {
+  Vector column(basis.size() + 1);
+  for (int pass = 0; pass < 2; ++pass) {
+    Vector parts;
+    for (const Vector& v : basis) parts.push_back(Dot(v, *w));
+    parts = SumOverRanks(system.channel, parts);
+    for (size_t i = 0; i < basis.size(); ++i) {
+      column[i] += parts[i];
+      for (size_t j = 0; j < w->size(); ++j) (*w)[j] -= parts[i] * basis[i][j];
+    }
+  }
+  column.back() = std::sqrt(SumOverRanks(system.channel, {Dot(*w, *w)})[0]);
+  return column;
+}
+
+Vector Scaled(Vector v, double factor) {
+  for (double& value : v) value *= factor;
+  return v;
+}
+
 }  // namespace
 
 std::vector<double> SumOverRanks(diff::Channel& channel, const std::vector<double>& numbers) {
-  std::vector<double> sums(numbers.size());
-  const diff::Input input{numbers.data(), DType::kFloat64, {static_cast<int64_t>(numbers.size())}};
-  diff::ReduceTensor(input, reduce::ReduceOp::kSum, sums.data(), channel);
-  return sums;
+  return OverRanks(channel, reduce::ReduceOp::kSum, numbers);
+}
+
+std::vector<double> MaxOverRanks(diff::Channel& channel, const std::vector<double>& numbers) {
+  return OverRanks(channel, reduce::ReduceOp::kMax, numbers);
 }
 
 void System::Multiply(const double* x, double* y) const {
@@ -182,6 +256,46 @@ SolveReport RunBicgstab(const System& system, const SolveOptions& options, const
     const double beta = sums[0] / rho * (alpha / omega);
     rho = sums[0];
     for (int64_t i = 0; i < n; ++i) p[i] = r[i] + beta * (p[i] - omega * v[i]);
+  }
+  progress.FailToConverge();
+}
+
+// Preconditioned on the right: what it makes least is the norm of b - A x.
+SolveReport RunGmres(const System& system, const SolveOptions& options, const double* b,
+                     double b_norm, double* x) {
+  constexpr size_t kRestart = 30;
+  Progress progress(system, options, b_norm);
+  const int64_t n = system.size;
+  Vector r(b, b + n), z(n), w(n);
+  double norm = b_norm;
+  std::fill_n(x, n, 0.0);
+  while (!progress.Exhausted()) {
+    std::vector<Vector> basis{Scaled(r, 1 / norm)};
+    HessenbergFactor factor(norm);
+    while (true) {
+      system.Precondition(basis.back().data(), z.data());
+      system.Multiply(z.data(), w.data());
+      Vector column = Orthogonalise(system, basis, &w);
+      const double rest = column.back();
+      factor.Add(std::move(column));
+      progress.Add(factor.residual() * factor.residual());
+      if (factor.singular()) progress.Fail("has broken down");
+      if (progress.Reached(factor.residual() * factor.residual()) || progress.Exhausted() ||
+          basis.size() == kRestart || rest == 0)
+        break;
+      basis.push_back(Scaled(w, 1 / rest));
+    }
+    const Vector y = factor.Solve();
+    std::fill(w.begin(), w.end(), 0.0);
+    for (size_t k = 0; k < y.size(); ++k)
+      for (int64_t i = 0; i < n; ++i) w[i] += y[k] * basis[k][i];
+    system.Precondition(w.data(), z.data());
+    for (int64_t i = 0; i < n; ++i) x[i] += z[i];
+    TrueResidual(system, b, x, &r);
+    const double rr = SumOverRanks(system.channel, {Dot(r, r)})[0];
+    progress.Replace(rr);
+    if (progress.Reached(rr)) return progress.Take();
+    norm = std::sqrt(rr);
   }
   progress.FailToConverge();
 }

@@ -21,6 +21,7 @@ using diff::ToText;
 
 struct Entry {
   PatternPtr pattern;
+  int64_t made_at = 0;  // which of its context's operations has made it: tells patterns apart
   std::map<std::vector<int64_t>, std::shared_ptr<Solver>> solvers;  // by options
 };
 
@@ -28,7 +29,6 @@ struct Table {
   std::mutex mutex;
   int64_t next = 0;
   std::map<int64_t, std::shared_ptr<Entry>> entries;
-  std::vector<std::shared_ptr<Entry>> dropped;
 };
 
 Table& TheTable() {
@@ -95,6 +95,7 @@ class MakePattern final : public diff::Operation {
     auto entry = std::make_shared<Entry>();
     entry->pattern = BuildPattern(channel, rows_, columns_, static_cast<const int64_t*>(rows.data),
                                   static_cast<const int64_t*>(columns.data), rows.count());
+    entry->made_at = channel.place();
     const Pattern& p = *entry->pattern;
     auto* out = static_cast<int64_t*>(call.Output(0, {4}));
     auto* starts = static_cast<int64_t*>(call.Output(1, {p.rows() + 1}));
@@ -102,9 +103,7 @@ class MakePattern final : public diff::Operation {
     auto* global = static_cast<int64_t*>(call.Output(2, {p.nonzeros()}));
     for (const int32_t c : p.local_columns()) *global++ = p.GlobalColumn(c);
     Table& table = TheTable();
-    std::vector<std::shared_ptr<Entry>> dropped;  // destroyed without the lock
     std::lock_guard<std::mutex> lock(table.mutex);
-    dropped.swap(table.dropped);
     out[0] = table.next++;
     out[1] = p.nonzeros();
     out[2] = p.rows();
@@ -124,6 +123,10 @@ class OnPattern : public diff::Operation {
 
  protected:
   const Pattern& pattern() const { return *entry_->pattern; }
+  std::string Of(DType dtype) const {
+    return std::string(" of ") + DTypeName(dtype) + " on the pattern of operation " +
+           std::to_string(entry_->made_at);
+  }
   const std::shared_ptr<Entry> entry_;
 };
 
@@ -137,8 +140,8 @@ class AssembleOperation final : public OnPattern {
       Expect(inputs.at(0), pattern().nonzeros(), "values");
     else
       Expect(inputs.at(0), pattern().triplets(), "values of the triplets");
-    return {std::string(adjoint_ ? "adjoint of the " : "") + "assembly of a sparse matrix of " +
-                DTypeName(DTypeOf(inputs)),
+    return {std::string(adjoint_ ? "adjoint of the " : "") + "assembly of a sparse matrix" +
+                Of(DTypeOf(inputs)),
             {}};
   }
   void Run(Call& call, Channel& channel, const diff::Numbers&) override {
@@ -164,8 +167,8 @@ class ProductOperation final : public OnPattern {
   Terms TermsOf(const Inputs& inputs, const Channel&) const override {
     Expect(inputs.at(0), pattern().nonzeros(), "values");
     Expect(inputs.at(1), transposed_ ? pattern().rows() : pattern().columns(), "vector");
-    return {std::string("product of a ") + (transposed_ ? "transposed " : "") +
-                "sparse matrix of " + DTypeName(DTypeOf(inputs)),
+    return {std::string("product of a ") + (transposed_ ? "transposed " : "") + "sparse matrix" +
+                Of(DTypeOf(inputs)),
             {}};
   }
   void Run(Call& call, Channel& channel, const diff::Numbers&) override {
@@ -194,7 +197,7 @@ class OuterOperation final : public OnPattern {
   Terms TermsOf(const Inputs& inputs, const Channel&) const override {
     Expect(inputs.at(0), pattern().rows(), "vector over the rows");
     Expect(inputs.at(1), pattern().columns(), "vector over the columns");
-    return {std::string("outer product on a sparse pattern of ") + DTypeName(DTypeOf(inputs)), {}};
+    return {"outer product" + Of(DTypeOf(inputs)), {}};
   }
   void Run(Call& call, Channel& channel, const diff::Numbers&) override {
     const Input &y = call.inputs()[0], &x = call.inputs()[1];
@@ -243,8 +246,8 @@ class SolveOperation final : public OnPattern {
   Terms TermsOf(const Inputs& inputs, const Channel&) const override {
     Expect(inputs.at(0), pattern().nonzeros(), "values");
     Expect(inputs.at(1), pattern().rows(), "right-hand side");
-    return {std::string("solve with a ") + (transposed_ ? "transposed " : "") +
-                "sparse matrix of " + DTypeName(DTypeOf(inputs)) + " by " + text_,
+    return {std::string("solve with a ") + (transposed_ ? "transposed " : "") + "sparse matrix" +
+                Of(DTypeOf(inputs)) + " by " + text_,
             {}};
   }
   void Run(Call& call, Channel& channel, const diff::Numbers&) override {
@@ -299,10 +302,11 @@ std::vector<int> PeersOf(int64_t number) {
 
 void DropPattern(int64_t number) {
   Table& table = TheTable();
+  std::shared_ptr<Entry> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(table.mutex);
   const auto at = table.entries.find(number);
   if (at == table.entries.end()) return;
-  table.dropped.push_back(std::move(at->second));
+  dropped = std::move(at->second);
   table.entries.erase(at);
 }
 

@@ -18,8 +18,7 @@ const std::map<std::string, diff::MakeOperation>& Operations();
 // The ranks that a product with the pattern sends to or receives from. Any thread.
 std::vector<int> PeersOf(int64_t number);
 
-// Any thread. Its memory is freed when the next pattern is made: a solver of HYPRE must not be
-// destroyed by a thread that Python happens to clean up in.
+// Any thread.
 void DropPattern(int64_t number);
 
 }  // namespace gradred::sparse

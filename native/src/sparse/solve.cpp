@@ -55,9 +55,31 @@ std::string FindBadRow(const Pattern& pattern, const double* values) {
                           "solve in context '" + channel.name() + "': " + refusal);
 }
 
+auto* RunnerOf(Method method) {
+  switch (method) {
+    case Method::kCg:
+      return &RunCg;
+    case Method::kBicgstab:
+      return &RunBicgstab;
+    case Method::kGmres:
+      break;
+  }
+  return &RunGmres;
+}
+
 }  // namespace
 
-const char* MethodName(Method method) { return method == Method::kCg ? "cg" : "bicgstab"; }
+const char* MethodName(Method method) {
+  switch (method) {
+    case Method::kCg:
+      return "cg";
+    case Method::kBicgstab:
+      return "bicgstab";
+    case Method::kGmres:
+      break;
+  }
+  return "gmres";
+}
 
 const char* PreconditioningName(Preconditioning preconditioning) {
   switch (preconditioning) {
@@ -87,10 +109,9 @@ void Solver::SetUp(diff::Channel& channel, const double* values) {
       preconditioner_ = std::make_unique<Jacobi>(*pattern_, values);
       break;
     case Preconditioning::kBoomerAmg: {
-      const std::string communicator = channel.MpiCommunicator();
-      if (communicator.empty()) Refuse(channel, "boomeramg: expected a job on MPI, got none");
-      preconditioner_ =
-          MakeBoomerAmg(communicator, *pattern_, values, options_.method == Method::kCg);
+      if (channel.MpiCommunicator().empty())
+        Refuse(channel, "boomeramg: expected a job on MPI, got none");
+      preconditioner_ = MakeBoomerAmg(channel, *pattern_, values, options_.method == Method::kCg);
       break;
     }
   }
@@ -108,22 +129,39 @@ SolveReport Solver::Solve(diff::Channel& channel, const double* values, const do
     refusal = FindBadRow(pattern, values);
   else if (options_.preconditioning == Preconditioning::kBoomerAmg)
     refusal = FindHypre(options_.hypre_library);
-  double bb = 0;
-  for (int64_t i = 0; i < n; ++i) bb += b[i] * b[i];
-  const std::vector<double> sums =
-      SumOverRanks(channel, {bb, refusal.empty() ? 0.0 : 1.0, changed ? 1.0 : 0.0});
-  if (sums[1] > 0) Refuse(channel, refusal);
-  if (!std::isfinite(sums[0]))
-    Refuse(channel, "right-hand side: expected finite numbers of a norm below 1e154, got others");
-  if (sums[2] > 0) SetUp(channel, values);
-  if (sums[0] == 0) {
+  double largest = 0;
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    largest = std::max(largest, std::abs(b[i]));
+    finite = finite && std::isfinite(b[i]);
+  }
+  const std::vector<double> most = MaxOverRanks(
+      channel, {largest, finite ? 0.0 : 1.0, refusal.empty() ? 0.0 : 1.0, changed ? 1.0 : 0.0});
+  if (most[2] > 0) Refuse(channel, refusal);
+  if (most[1] > 0) Refuse(channel, "right-hand side: expected finite numbers, got others");
+  if (most[3] > 0) SetUp(channel, values);
+  if (most[0] == 0) {
     std::fill_n(x, n, 0.0);
     return {{0}};
   }
+  // Solves for b and x times a power of two, so that squares neither overflow nor vanish.
+  int exponent = 0;
+  std::frexp(most[0], &exponent);
+  std::vector<double> scaled(b, b + n);
+  double bb = 0;
+  for (double& value : scaled) {
+    value = std::ldexp(value, -exponent);
+    bb += value * value;
+  }
+  SolveOptions options = options_;
+  options.atol = std::ldexp(options.atol, -exponent);
   Products<double> products(pattern, channel);
-  const bool cg = options_.method == Method::kCg;
-  const System system{channel, products, values, transposed && !cg, *preconditioner_, n};
-  return (cg ? RunCg : RunBicgstab)(system, options_, b, std::sqrt(sums[0]), x);
+  const bool transposes = transposed && options.method != Method::kCg;
+  const System system{channel, products, values, transposes, *preconditioner_, n};
+  const double norm = std::sqrt(SumOverRanks(channel, {bb})[0]);
+  SolveReport report = RunnerOf(options.method)(system, options, scaled.data(), norm, x);
+  for (int64_t i = 0; i < n; ++i) x[i] = std::ldexp(x[i], exponent);
+  return report;
 }
 
 }  // namespace gradred::sparse

@@ -12,6 +12,8 @@ namespace gradred::sparse {
 enum class Method : uint8_t {
   kCg,        // conjugate gradients: symmetric positive definite matrices
   kBicgstab,  // stabilised biconjugate gradients (van der Vorst, doi:10.1137/0913035): any other
+  kGmres,     // generalised minimal residuals, begun anew after 30 iterations (Saad and Schultz,
+              // doi:10.1137/0907058): any; each iteration is dearer than the one before
 };
 enum class Preconditioning : uint8_t { kNone, kJacobi, kBoomerAmg };
 const char* MethodName(Method method);

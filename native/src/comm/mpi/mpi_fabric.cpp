@@ -408,8 +408,6 @@ bool MpiIsInitialized() {
   return false;
 }
 
-bool MpiIsOver() { return mpi::Process::Get().over() || !MpiIsInitialized(); }
-
 int InitializedMpiSize() {
   for (const mpi::Library& library : mpi::LoadedLibraries()) {
     if (!library.initialized || library.finalized) continue;
