@@ -327,7 +327,8 @@ TEST(RanksThatAllWaitEndWithOneText) {
 
 TEST(WhatOneRankRefusesFailsOnAll) {
   OnRanks(3, [&](Rank& rank, int r) {
-    const auto context = rank.Open(0, "all", Everybody(3));
+    const auto context = rank.Open(0, "all", Everybody(3)),
+               other = rank.Open(1, "other", Everybody(3));
     const std::string why = "psum: expected a number, got a word";
     if (r == 1) {
       context->Refuse("psum", why, true);
@@ -337,6 +338,8 @@ TEST(WhatOneRankRefusesFailsOnAll) {
       CHECK_EQ(result.status.message(), "operation 0 of context 'all': rank 1: " + why);
     }
     CHECK(Run(*context, "allreduce", {0}, {1}, {1}).outputs[0][0] == 3);
+    // Who is not through yet would lose that result.
+    CHECK(Run(*other, "barrier", {}, std::make_unique<ArrayCall>()).status.ok());
     if (r == 1) context->Refuse("recv", "recv: expected a rank, got a word", false);
     const auto ended = Run(*context, "allreduce", {0}, {1}, {1});
     CHECK_EQ(ended.status.message(),
