@@ -38,7 +38,7 @@ def reducer_of(optimizer: Any) -> GradientReducer | None:
 
 def is_distributed(optimizer: Any) -> bool:
     """Also of one around a distributed optimizer, as a LossScaleOptimizer may be."""
-    return any(_ATTRIBUTE in vars(o) for o in _all(optimizer))
+    return any(hasattr(type(o), _ATTRIBUTE) for o in _all(optimizer))
 
 
 def _all(optimizer: Any) -> Iterator[Any]:
@@ -53,7 +53,7 @@ def _all(optimizer: Any) -> Iterator[Any]:
 def become_distributed(
     optimizer: Any, reducer: GradientReducer, methods: dict[str, Callable[..., Any]]
 ) -> None:
-    """Gives the optimizer's class these methods, and the reducer to the optimizer."""
+    """Gives the optimizer's class these methods and the reducer."""
     base = type(optimizer)
 
     def register_local_var(self: Any, var: Any) -> None:
@@ -67,10 +67,10 @@ def become_distributed(
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
+        # Of the class, which copies and what from_config() makes have too: they reduce as well.
+        _ATTRIBUTE: reducer,
     }
     optimizer.__class__ = type(base.__name__, (base,), namespace)
-    # Past Keras' tracking of attributes: this is no state of the optimizer.
-    object.__setattr__(optimizer, _ATTRIBUTE, reducer)
     if hasattr(optimizer, "_track_trackable"):
         # For tf.train.Checkpoint; not among the optimizer's variables, which ranks have alike.
         reducer.on_new = lambda sums, number: optimizer._track_trackable(

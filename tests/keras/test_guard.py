@@ -146,10 +146,12 @@ def test_minimize_reduces(kind, passes, mode, rank, size):
 
 
 def test_wrapping_twice_is_refused():
-    """H9, in all orders; also of legacy optimizers, and of one inside a group of optimizers."""
+    """H9, in all orders; also of copies, legacy optimizers, and of one inside a group."""
     scale = keras.mixed_precision.LossScaleOptimizer
     made = [scale(hvd.DistributedOptimizer(O.SGD(0.1)))]
     made.append(hvd.DistributedOptimizer(scale(O.SGD(0.1))))
+    made.append(hvd.DistributedOptimizer(O.SGD(0.1)))
+    made.append(type(made[-1]).from_config(made[-1].get_config()))
     if not KERAS_3:
         made.append(hvd.DistributedOptimizer(O.legacy.SGD(0.1)))
     for optimizer in made:
