@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from gradred import collectives
-from gradred.errors import InvalidArgument
-from gradred.objects import broadcast_object
+from gradred.errors import Abandoned, InvalidArgument
+from gradred.objects import allgather_object, broadcast_object
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp
 
@@ -110,7 +110,8 @@ def minimize_lbfgs(
 
     Returns the state at the end: ``converged`` unless the iterations were used up or the line
     search found no lower value, which ``reason`` says. Raises InvalidArgument on every rank when
-    the value or the gradient is not finite at the start.
+    the value or the gradient is not finite at the start. What ``share`` raises on a rank is raised
+    there, and an Abandoned that names it on the others.
     """
     if memory < 1 or iterations < 0:
         raise InvalidArgument(
@@ -179,20 +180,36 @@ class _Sum:
         self._share, self._state, self._process_set = share, state, process_set
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = self._share(x)
-        gradient = np.asarray(gradient, dtype=np.float64)
-        if gradient.shape != x.shape:
-            raise InvalidArgument(
-                f"minimize_lbfgs: the gradient has shape {gradient.shape}, expected {x.shape}"
+        # A rank that fails still takes part, so that no other waits for it: the first number counts
+        # the ranks that failed.
+        failure: Exception | None = None
+        own = np.zeros(2 + x.size)
+        try:
+            value, gradient = self._share(x)
+            gradient = np.asarray(gradient, dtype=np.float64)
+            if gradient.shape != x.shape:
+                raise InvalidArgument(
+                    f"minimize_lbfgs: the gradient has shape {gradient.shape}, expected {x.shape}"
+                )
+            own[1], own[2:] = value, gradient
+        except Exception as error:
+            failure = error
+            own[0] = 1
+        name = "minimize_lbfgs.evaluation"
+        both = collectives.allreduce(own, ReduceOp.Sum, name, process_set=self._process_set)
+        if both[0] > 0:
+            text = None if failure is None else f"{type(failure).__name__}: {failure}"
+            texts = allgather_object(text, f"{name}.failures", process_set=self._process_set)
+            if failure is not None:
+                raise failure
+            ranks = self._process_set.ranks or range(len(texts))
+            failed = [f"rank {r}: {t}" for r, t in zip(ranks, texts, strict=True) if t is not None]
+            raise Abandoned(
+                f"minimize_lbfgs: evaluation {self._state.evaluations + 1} failed on other ranks: "
+                + "; ".join(failed)
             )
-        both = collectives.allreduce(
-            np.concatenate([[float(value)], gradient]),
-            ReduceOp.Sum,
-            "minimize_lbfgs.evaluation",
-            process_set=self._process_set,
-        )
         self._state.evaluations += 1
-        return float(both[0]), both[1:]
+        return float(both[1]), both[2:]
 
 
 def _is_finite(value: float, gradient: np.ndarray) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradred
-from gradred.errors import InvalidArgument
+from gradred.errors import Abandoned, InvalidArgument
 from gradred.pde import LbfgsState, minimize_lbfgs
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -85,3 +85,28 @@ def test_bad_input_is_refused_on_all_ranks():
         minimize_lbfgs(lambda x: (1.0, x[:2]), np.ones(3))
     with pytest.raises(InvalidArgument, match="memory must be at least 1"):
         minimize_lbfgs(rosenbrock, np.ones(3), memory=0)
+
+
+def test_a_share_that_fails_on_one_rank_fails_on_all():
+    """In the second evaluation, on the last rank; then all go on."""
+    last = gradred.rank() == gradred.size() - 1
+    calls = []
+
+    def share(x):
+        calls.append(x)
+        if last and len(calls) == 2:
+            raise ValueError("no wave today")
+        return rosenbrock(x)
+
+    expected = ValueError if last else Abandoned
+    text = "no wave" if last else rf"evaluation 2 .* rank {gradred.size() - 1}: ValueError: no wave"
+    with pytest.raises(expected, match=text):
+        minimize_lbfgs(share, start())
+
+    def narrow(x):
+        return 1.0, x[: 2 if last else 3]
+
+    expected = InvalidArgument if last else Abandoned
+    with pytest.raises(expected, match=r"gradient has shape \(2,\), expected \(3,\)"):
+        minimize_lbfgs(narrow, np.ones(3))
+    assert minimize_lbfgs(rosenbrock, start(), iterations=2).iterations == 2
