@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -138,30 +137,15 @@ def main(argv: list[str] | None = None) -> None:
             misfit = context.end(misfit / power)
         return misfit, tape.gradient(misfit, network.trainable_variables)
 
-    started = time.perf_counter()
-    values = common.fit(args, network, share)
-    seconds = time.perf_counter() - started
-    found = coarse.grid.whole(tf.reshape(network(points), block).numpy())
-    truth = coarse.grid.whole(true_speed(*coarse.grid.coordinates()))
-    inside = (slice(coarse.layer, -coarse.layer),) * 2
-    first = np.full_like(truth, SPEED)
-    common.report(
+    common.invert(
         args,
         "speed of sound",
-        {"truth": truth[inside], "recovered": found[inside]},
-        values,
-        {
-            "ranks": size,
-            "ranks_per_shot": together,
-            "nodes": args.nodes,
-            "steps": coarse.steps,
-            "shots": args.shots,
-            "optimizer": args.optimizer,
-            "misfit": values,
-            "seconds": seconds,
-            "error_of_start": common.relative_error(first[inside], truth[inside]),
-            "error": common.relative_error(found[inside], truth[inside]),
-        },
+        coarse.grid,
+        network,
+        share,
+        true_speed,
+        {"ranks_per_shot": together, "steps": coarse.steps, "shots": args.shots},
+        inside=(slice(coarse.layer, -coarse.layer),) * 2,
     )
     gradred.shutdown()
 

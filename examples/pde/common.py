@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import gradred.tensorflow as hvd
 import tensorflow as tf
 from gradred import diff
 from gradred.diff import Context
-from gradred.pde import FlatVariables, LbfgsState, minimize_lbfgs
+from gradred.pde import FlatVariables, Grid, LbfgsState, minimize_lbfgs
 
 
 def parser(description: str, iterations: int) -> argparse.ArgumentParser:
@@ -134,17 +135,42 @@ def relative_error(field: np.ndarray, truth: np.ndarray) -> float:
     return float(np.linalg.norm(field - truth) / np.linalg.norm(truth - truth.mean()))
 
 
-def report(
+def invert(
     args: argparse.Namespace,
     title: str,
-    fields: dict[str, np.ndarray],
-    values: Sequence[float],
-    results: dict[str, Any],
+    grid: Grid,
+    network: FieldNetwork,
+    share: Callable[[], tuple[tf.Tensor, Sequence[tf.Tensor]]],
+    truth: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    settings: dict[str, Any],
+    inside: tuple[slice, ...] = (slice(None), slice(None)),
 ) -> None:
-    """Rank 0 draws the fields and the misfit, and writes and prints the results."""
+    """Fits the network; rank 0 draws and writes what was found. Collective.
+
+    share: see ``fit``. truth: the field at coordinates x, y. settings: go into the results. inside:
+    the part of the grid where the field is compared with the truth.
+    """
+    started = time.perf_counter()
+    values = fit(args, network, share)
+    seconds = time.perf_counter() - started
+    nodes = np.stack([c.reshape(-1) for c in grid.coordinates()], axis=1)
+    block = tf.reshape(network(tf.constant(nodes)), grid.block_shape).numpy()
+    found = grid.whole(block)[inside]
+    true = grid.whole(truth(*grid.coordinates()))[inside]
     if gradred.rank() != 0:
         return
+    results = {
+        "ranks": gradred.size(),
+        "nodes": args.nodes,
+        "optimizer": args.optimizer,
+        **settings,
+        "misfit": values,
+        "seconds": seconds,
+        "error_of_start": relative_error(np.full_like(true, network.middle), true),
+        "error": relative_error(found, true),
+    }
     write_results(args.out / "results.json", results)
+    fields = {"truth": true, "recovered": found}
     picture = draw(args.out / "recovered.png", title, fields, values)
     for name, value in results.items():
         if not isinstance(value, list):

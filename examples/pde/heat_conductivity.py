@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -97,26 +96,14 @@ def main(argv: list[str] | None = None) -> None:
             misfit = context.end(tf.reduce_sum(tf.square(difference)) / power)
         return misfit, tape.gradient(misfit, network.trainable_variables)
 
-    started = time.perf_counter()
-    values = common.fit(args, network, share)
-    seconds = time.perf_counter() - started
-    found = plate.grid.whole(tf.reshape(network(points), block).numpy())
-    truth = plate.grid.whole(true_conductivity(*plate.grid.coordinates()))
-    common.report(
+    common.invert(
         args,
         "heat conductivity",
-        {"truth": truth, "recovered": found},
-        values,
-        {
-            "ranks": gradred.size(),
-            "nodes": args.nodes,
-            "steps": plate.steps,
-            "optimizer": args.optimizer,
-            "misfit": values,
-            "seconds": seconds,
-            "error_of_start": common.relative_error(np.full_like(truth, CONDUCTIVITY), truth),
-            "error": common.relative_error(found, truth),
-        },
+        plate.grid,
+        network,
+        share,
+        true_conductivity,
+        {"steps": plate.steps},
     )
     gradred.shutdown()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -91,28 +90,14 @@ def main(argv: list[str] | None = None) -> None:
             misfit = context.end(misfit / power)
         return misfit, tape.gradient(misfit, network.trainable_variables)
 
-    started = time.perf_counter()
-    values = common.fit(args, network, share)
-    seconds = time.perf_counter() - started
-    nodes = np.stack([c.reshape(-1) for c in square.grid.coordinates()], axis=1)
-    block = square.grid.block_shape
-    found = square.grid.whole(tf.reshape(network(tf.constant(nodes)), block).numpy())
-    truth = square.grid.whole(true_coefficient(*square.grid.coordinates()))
-    common.report(
+    common.invert(
         args,
         "coefficient of Poisson's equation",
-        {"truth": truth, "recovered": found},
-        values,
-        {
-            "ranks": gradred.size(),
-            "nodes": args.nodes,
-            "method": args.method,
-            "optimizer": args.optimizer,
-            "misfit": values,
-            "seconds": seconds,
-            "error_of_start": common.relative_error(np.full_like(truth, COEFFICIENT), truth),
-            "error": common.relative_error(found, truth),
-        },
+        square.grid,
+        network,
+        share,
+        true_coefficient,
+        {"method": args.method},
     )
     gradred.shutdown()
 

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.launch
 
 HERE = Path(__file__).parents[2] / "examples" / "pde"
-SMALL_WAVE = ["--nodes", 40, "--shots", 4, "--seconds", 1.2]
+SMALL_WAVE = ["--nodes", 32, "--shots", 4, "--seconds", 1.0]
 
 
 def run(size: int, script: str, out: Path, *options: object) -> tuple[int, str, dict]:
@@ -38,7 +38,7 @@ def test_acoustic_inversion_with_shots_and_grids_over_ranks_and_a_restart(tmp_pa
     options = [*SMALL_WAVE, "--iterations", 12]
     code, text, first = run(4, "acoustic_fwi.py", tmp_path, *options, "--ranks-per-shot", 2)
     assert code == 0, text
-    assert first["ranks_per_shot"] == 2 and len(first["misfit"]) == 12
+    assert first["ranks_per_shot"] == 2 and first["seconds"] > 0 and len(first["misfit"]) == 12
     assert first["misfit"][-1] < 0.3 * first["misfit"][0]
     assert first["error"] < 0.7 * first["error_of_start"]
     assert (tmp_path / "recovered.png").read_bytes()[:4] == b"\x89PNG"
