@@ -5,6 +5,16 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
+from gradred.launch.errors import UsageError
+
+_MOST_RANKS = 4096  # on one machine: more would be a slip that takes the machine down
+
+
+def check_size(size: int) -> None:
+    """Raises UsageError for more ranks than one machine may get."""
+    if size > _MOST_RANKS:
+        raise UsageError(f"-np {size}: one machine gets at most {_MOST_RANKS} ranks")
+
 
 def start(
     command: Sequence[str],

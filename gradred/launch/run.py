@@ -30,6 +30,8 @@ _TIMED_OUT = 124  # as timeout(1)
 # makes them when a rank initialises MPI; Open MPI's launcher removes its own.
 _LOOK_FOR_FILES_S = (0.3, *range(1, 20), 60, 600)
 
+_MESSAGES = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks, such as "write a checkpoint"
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -65,6 +67,8 @@ class JobRun:
         check_command(options.command)
         self._options = options
         self._launcher = launchers.choose(options.launcher, options.hosts)
+        if self._launcher is None:
+            local.check_size(options.size)
         self._selector = selectors.DefaultSelector()
         self._folder, self._folder_lock = folder.make()
         self._main_pids: set[int] = set()  # mpirun, or the supervisors
@@ -147,7 +151,7 @@ class JobRun:
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _n, _f: None)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_MESSAGES):
             signal.signal(number, lambda n, _f: self._signals.append(n))
         self._selector.register(wake_read, selectors.EVENT_READ, lambda fd: os.read(fd, 4096))
 
@@ -191,7 +195,10 @@ class JobRun:
                 self._begin_end(signal.SIGTERM)
 
     def _signal(self, number: int) -> None:
-        """Hands the first on as it is; what comes later hastens the end."""
+        """Hands the first on as it is; what comes later hastens the end. Messages end nothing."""
+        if number in _MESSAGES:
+            processes.send(number, self._main_pids)
+            return
         if self._main_code == 0:
             self._main_code, self._by_signal = 128 + number, True
         if self._kill_at is not None:

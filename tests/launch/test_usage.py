@@ -14,6 +14,7 @@ from gradred.launch import cli, mpirun
         ("run true", "gradred run: -np N, the number of ranks, is missing"),
         ("run -np 0 true", "'0' is no number of ranks above 0"),
         ("run -np -1 true", "-np"),
+        ("run -np 100000 --launcher local true", "one machine gets at most 4096 ranks"),
         ("run -np two true", "'two' is no number of ranks above 0"),
         ("run -np", "-np"),
         ("run -np 2", "gradred run: the command to run is missing"),
