@@ -280,6 +280,31 @@ TEST(ShutdownFailsWhatWaits) {
   });
 }
 
+TEST(AStallNamesTheUsesOfOneLabel) {
+  EngineOptions options;
+  options.stall_warn = kSecond / 2;
+  options.stall_fail = kSecond;
+  OnRanks(
+      2,
+      [](Engine& engine, int r) {
+        const std::vector<std::string> domains{"x", "x+1"};
+        std::vector<float> data{1};
+        std::vector<Submission> submissions(1);
+        submissions[0] = InPlace(data);
+        try {
+          engine.RunBlocking(Spec(domains[r], {Float("y", 1)}), std::move(submissions));
+          throw testing::Failure("no error");
+        } catch (const Error& e) {  // the first to notice is either
+          const std::string text = e.what();
+          const bool first = text.find("rank 0 has waited") != std::string::npos;
+          CHECK(text.find("of '" + domains[first ? 0 : 1] + "', process set") != std::string::npos);
+          CHECK(text.find("(which waits for 'y' of '" + domains[first ? 1 : 0] + "' for ") !=
+                std::string::npos);
+        }
+      },
+      options, false);
+}
+
 TEST(StallFailsWhenAsked) {
   EngineOptions options;
   options.stall_warn = kSecond / 2;

@@ -123,7 +123,11 @@ void StallWatch::OnQuestion(const WhoLacks& question,
     std::string oldest;
     for (const auto& other : sets)
       for (const SetControl::Waiting& waiting : other->WaitingGroups()) {
-        if (oldest.empty()) oldest = waiting.tensors + " for " + ForSeconds(now - waiting.since);
+        // With the domain, for which both may wait under one label.
+        const bool named = waiting.group < 0 || waiting.tensors == "'" + waiting.domain + "'";
+        const std::string of = named ? "" : " of '" + waiting.domain + "'";
+        if (oldest.empty())
+          oldest = waiting.tensors + of + " for " + ForSeconds(now - waiting.since);
         break;
       }
     side_->Answer(question.asker,
