@@ -19,6 +19,7 @@ Nanos Backoff::NextSleep(Nanos now, bool must_poll, Nanos limit) {
     started_ = 0;
     return std::min({limit, ahead, must_poll ? kLongestSleep : kForever});
   }
+  if (!spins_ && !must_poll) return limit;
   if (started_ == 0) {
     started_ = now;
     sleep_ = kFirstSleep;

@@ -117,6 +117,10 @@ constexpr int64_t kMaxDatagram = 4096;
 // Reset() when something happened; take the ticket before looking for work.
 class Backoff {
  public:
+  // spins: yields the core for a while before it sleeps, where the transport has a bell. That saves
+  // the way through the kernel if the core is the waiter's own. If not, a thread that computes gets
+  // the core, and keeps it for milliseconds, while one that sleeps is woken at once.
+  explicit Backoff(bool spins = true) : spins_(spins) {}
   void Reset() { started_ = 0; }
   // When the next event is likely to come; 0: not known.
   void Expect(Nanos when) { expected_ = when; }
@@ -127,6 +131,7 @@ class Backoff {
   Nanos NextSleep(Nanos now, bool must_poll, Nanos limit);
 
  private:
+  bool spins_;
   Nanos started_ = 0;
   Nanos sleep_ = 0;
   Nanos expected_ = 0;

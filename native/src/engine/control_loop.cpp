@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/page_pool.h"
 #include "base/timeline.h"
+#include "engine/cores.h"
 
 namespace gradred::engine {
 namespace {
@@ -20,7 +21,8 @@ constexpr Nanos kFlushNotices = 2 * kWatchEvery;
 ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataLoop* data,
                          std::shared_ptr<Completions> completions,
                          std::shared_ptr<MetricsStore> metrics)
-    : Loop(world.control(), std::move(completions)),
+    : Loop(world.control(), std::move(completions),
+           options.thread_core >= 0 || ThreadsSpin(world.topology())),
       world_(world),
       options_(options),
       data_(data),

@@ -8,6 +8,7 @@
 #include "base/graveyard.h"
 #include "base/timeline.h"
 #include "engine/batch_times.h"
+#include "engine/cores.h"
 
 namespace gradred::engine {
 
@@ -33,7 +34,7 @@ bool IsSmall(const RunItem& item) {
 DataLoop::DataLoop(comm::World& world, Nanos transport_timeout,
                    std::shared_ptr<Completions> completions, MetricsStore* metrics,
                    SlotTable* slots, int core, std::function<void(const Status&)> fail)
-    : Loop(world.data(), std::move(completions)),
+    : Loop(world.data(), std::move(completions), core >= 0 || ThreadsSpin(world.topology())),
       world_(world),
       transport_timeout_(transport_timeout),
       metrics_(metrics),

@@ -15,6 +15,7 @@
 #include "base/page_pool.h"
 #include "engine/completions.h"
 #include "engine/control_loop.h"
+#include "engine/cores.h"
 #include "engine/data_loop.h"
 #include "engine/plan_book.h"
 
@@ -28,9 +29,9 @@ constexpr int kMostSets = comm::kChannels / comm::kChannelsPerSet - 1;
 
 // Of the control loop in a caller's hands: a round that the others have entered, and the next.
 constexpr int kMostSteps = 8;
-// How long a caller that waits goes on stepping when nothing moves; the first part of that without
-// offering its core to others.
-constexpr Nanos kSpin = 10 * kMicrosecond, kPatience = 100 * kMicrosecond;
+// How long a caller that waits goes on stepping when nothing moves. It keeps its core: a thread
+// that gets it may keep it for milliseconds.
+constexpr Nanos kPatience = 100 * kMicrosecond;
 // Where ranks outnumber cores, it offers the core after each step, and time says nothing: the
 // others need theirs. Then this many steps.
 constexpr int kMostStill = 8;
@@ -66,15 +67,6 @@ class Promise {
   T value_{};
 };
 
-// Cores that this rank can use without taking another's: its own where it is bound to some, else
-// its share of the machine's.
-double CoresOfRank(int local_size) {
-  const double all = static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
-  cpu_set_t mine;
-  const double bound = sched_getaffinity(0, sizeof(mine), &mine) == 0 ? CPU_COUNT(&mine) : all;
-  return bound < all ? bound : all / local_size;
-}
-
 template <class Number>
 std::string ToText(const std::vector<Number>& numbers) {
   std::string text = "[";
@@ -101,10 +93,10 @@ class Engine::Impl final : public BatchRunner {
         data_(*world_, options.transport_timeout, completions_, metrics_.get(), &slots_,
               options.thread_core, [this](const Status& cause) { control_->Fault(cause); }),
         control_(std::make_unique<ControlLoop>(*world_, options, &data_, completions_, metrics_)),
-        book_(std::make_shared<PlanBook>(this,
-                                         PlanOptions{options.plan_batches, options.spare_core,
-                                                     CoresOfRank(world_->topology().local_size)},
-                                         metrics_)) {
+        book_(std::make_shared<PlanBook>(
+            this,
+            PlanOptions{options.plan_batches, options.spare_core, CoresOfRank(world_->topology())},
+            metrics_)) {
     std::vector<int> all(world_->topology().size);
     for (size_t r = 0; r < all.size(); ++r) all[r] = static_cast<int>(r);
     sets_[0] = {0, std::make_shared<const std::vector<int>>(std::move(all))};
@@ -186,7 +178,7 @@ class Engine::Impl final : public BatchRunner {
         still = 0;
       } else {
         ++still;
-        if (crowded_ || now - moved > kSpin) sched_yield();
+        if (crowded_) sched_yield();
       }
       if (!callbacks->empty()) {
         control.Release();
@@ -333,7 +325,7 @@ class Engine::Impl final : public BatchRunner {
 
   const std::shared_ptr<comm::World> world_;
   const EngineOptions options_;
-  const bool crowded_ = CoresOfRank(world_->topology().local_size) < 1;
+  const bool crowded_ = CoresOfRank(world_->topology()) < 1;
   const std::shared_ptr<MetricsStore> metrics_ = std::make_shared<MetricsStore>();
   const std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();
   SlotTable slots_;

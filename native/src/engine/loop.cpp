@@ -73,7 +73,7 @@ void Loop::BindThread(int core) {
 
 void Loop::Drive() {
   prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);  // sleeps of 20 us would take 70
-  comm::Backoff backoff;
+  comm::Backoff backoff(spins_);
   Doorbell& bell = transport_.bell();
   for (;;) {
     const uint32_t ticket = bell.Ticket();

@@ -65,8 +65,9 @@ class Loop {
   bool HasInbox() const { return inbox_full_.load(std::memory_order_seq_cst); }
 
  protected:
-  Loop(comm::Transport& transport, std::shared_ptr<Completions> completions)
-      : transport_(transport), completions_(std::move(completions)) {}
+  // spins: whether the thread does before it sleeps; see Backoff.
+  Loop(comm::Transport& transport, std::shared_ptr<Completions> completions, bool spins = true)
+      : transport_(transport), completions_(std::move(completions)), spins_(spins) {}
 
   // The body of the thread. Returns when Ended, throws what a step threw, in this thread or a
   // caller's; from then on the loop is this thread's alone.
@@ -97,6 +98,7 @@ class Loop {
   bool Take() { return !taken_.exchange(true, std::memory_order_seq_cst); }
   void LetGo(uint32_t ticket, bool moved);
 
+  const bool spins_;
   std::atomic<bool> taken_{false};
   std::atomic<bool> inbox_full_{false};
   std::atomic<bool> demanded_{false};
