@@ -143,13 +143,19 @@ except gr.Error as error:
 """
 
 
+# Long before any time limit of gradred's, and long enough for processes that wait for a core.
+_SOON_S = 20.0
+# For the others to come as far as where they hear of it, however long they take to start.
+_GRACE = ("--grace", "20")
+
+
 def caught(text: str) -> list[tuple[str, str, float]]:
     """What a rank printed: kind, message, seconds."""
     return [tuple(json.loads(line)) for line in text.splitlines() if line.startswith("[")]
 
 
 def check_init(run_ranks, launcher: str) -> None:
-    result = run_ranks(3, INIT, launcher=launcher)
+    result = run_ranks(3, INIT, launcher=launcher, options=_GRACE)
     assert result.returncode == 0, result.text
     expected = [
         ("InvalidArgument", "GRADRED_NULL='maybe'"),
@@ -167,12 +173,12 @@ def check_init(run_ranks, launcher: str) -> None:
             assert kind == wanted, result.text
             assert part in text, result.text
             assert "rank 1" in text, result.text
-            assert seconds < 10, result.text
+            assert seconds < _SOON_S, result.text
 
 
 def check_late(run_ranks, launcher: str, failure: str, *parts: str) -> None:
     """A rank that ends, or fails, where the others cannot be met."""
-    result = run_ranks(3, LATE.replace("FAIL", failure), launcher=launcher)
+    result = run_ranks(3, LATE.replace("FAIL", failure), launcher=launcher, options=_GRACE)
     assert result.returncode != 0, result.text
     for rank in (0, 2):
         (_, text, seconds), (_, again, _) = caught(result.out[rank])
@@ -180,11 +186,11 @@ def check_late(run_ranks, launcher: str, failure: str, *parts: str) -> None:
         assert "rank 1" in again or launcher == "local", result.text
         for part in parts:
             assert part in text, result.text
-        assert seconds < 10, result.text
+        assert seconds < _SOON_S, result.text
 
 
 def check_raise(run_ranks, launcher: str) -> None:
-    result = run_ranks(3, RAISE, launcher=launcher)
+    result = run_ranks(3, RAISE, launcher=launcher, options=_GRACE)
     assert result.returncode != 0, result.text
     assert result.codes == [0, 1, 0], result.text
     for rank in (0, 2):
@@ -192,12 +198,12 @@ def check_raise(run_ranks, launcher: str) -> None:
         assert kind == "Abandoned", result.text
         assert "rank 1" in text, text
         assert "ValueError: boom in step 3" in text, text
-        assert seconds < 5
+        assert seconds < _SOON_S, result.text
     assert "ValueError: boom in step 3" in result.err[1]
 
 
 def check_exit(run_ranks, launcher: str) -> None:
-    result = run_ranks(3, EXIT, launcher=launcher)
+    result = run_ranks(3, EXIT, launcher=launcher, options=_GRACE)
     assert result.returncode != 0, result.text
     assert result.codes == [0, 3, 0], result.text
     for rank in (0, 2):
@@ -205,11 +211,11 @@ def check_exit(run_ranks, launcher: str) -> None:
         assert kind == "Abandoned", result.text
         assert "rank 1" in text, text
         assert "the process ended" in text, text
-        assert seconds < 5
+        assert seconds < _SOON_S, result.text
 
 
 def check_kill(run_ranks, launcher: str, program: str = KILL) -> None:
-    result = run_ranks(3, program, launcher=launcher)
+    result = run_ranks(3, program, launcher=launcher, options=_GRACE)
     assert result.returncode != 0, result.text
     assert result.codes[1] == -9, result.text
     for rank in (0, 2):
@@ -218,7 +224,7 @@ def check_kill(run_ranks, launcher: str, program: str = KILL) -> None:
             assert kind == "PeerLost", result.text
             assert "rank 1" in text, text
             assert "SIGKILL" in text, text
-            assert seconds < 5
+            assert seconds < _SOON_S, result.text
         assert "refused after an engine error" in init[1]
         assert result.codes[rank] == 1, result.text
         assert "the last line" in result.out[rank]
@@ -226,7 +232,7 @@ def check_kill(run_ranks, launcher: str, program: str = KILL) -> None:
 
 
 def check_abort(run_ranks, launcher: str) -> None:
-    result = run_ranks(3, ABORT, launcher=launcher)
+    result = run_ranks(3, ABORT, launcher=launcher, options=_GRACE)
     assert result.returncode != 0, result.text
     # The program's own exit code, except that it cannot be 0.
     assert result.codes == [1, 7, 14], result.text
@@ -234,12 +240,12 @@ def check_abort(run_ranks, launcher: str) -> None:
         [(kind, text, seconds)] = caught(result.out[rank])
         assert kind == "Internal", result.text
         assert "rank 1 was told to give up" in text
-        assert seconds < 5
+        assert seconds < _SOON_S, result.text
 
 
 def check_stall(run_ranks, launcher: str) -> None:
     limits = {"GRADRED_STALL_WARN_SECONDS": "3", "GRADRED_STALL_FAIL_SECONDS": "6"}
-    result = run_ranks(2, STALL, launcher=launcher, env=limits)
+    result = run_ranks(2, STALL, launcher=launcher, options=_GRACE, env=limits)
     assert result.returncode != 0, result.text
     lines = caught(result.out[0])
     warnings = [line for line in lines if line[0] == "WARNING"]
@@ -247,9 +253,9 @@ def check_stall(run_ranks, launcher: str) -> None:
     for name in ("step", "new"):
         [(_, text, seconds)] = [w for w in warnings if f"'{name}'" in w[1]]
         assert "rank 1" in text, text
-        assert 2.9 < seconds < 4, lines
+        assert 2.9 < seconds < failures[0][2], lines
     assert len(failures) == 2, result.text
-    assert 5.9 < failures[0][2] < 7, lines
+    assert 5.9 < failures[0][2] < _SOON_S, lines
     for _, text, _ in failures:
         assert "not submitted by rank 1" in text
         assert "stall limit is 6" in text
