@@ -161,6 +161,9 @@ def test_taylor(name, context, rank):
     remainders = [
         abs(everywhere(loss_of(x + h * u)) - value - h * slope) for h in (1e-3, 5e-4, 2.5e-4)
     ]
+    if name == "shift to an end" and context.size == 1:  # no rank gets anything
+        assert (value, slope, remainders) == (0, 0, [0, 0, 0])
+        return
     for coarse, fine in itertools.pairwise(remainders):
         assert np.log2(coarse / fine) == pytest.approx(2, abs=0.1)
 
