@@ -1,7 +1,9 @@
 // Worlds of one machine without MPI: processes that meet at a socket, with virtual nodes, faults
 // and forks.
 #include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +12,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "comm/job_notes.h"
 #include "comm/local/meeting.h"
 #include "comm/peers.h"
 #include "comm/routed.h"
@@ -217,6 +220,28 @@ TEST(TheLaunchersNoteIsQuoted) {
   unlink(note.c_str());
   rmdir(folder);
   CHECK_EQ(ends[0].output, "");
+}
+
+TEST(TheFirstNoteIsTheCause) {
+  char folder[] = "/tmp/gradred-test-XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  const auto write = [&](int rank, time_t when) {
+    const std::string path = std::string(folder) + "/rank-" + std::to_string(rank);
+    std::ofstream(path) << "exit code " << rank + 1 << '\n';
+    const timespec times[] = {{when, 0}, {when, 0}};
+    CHECK_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  };
+  write(0, 3000);  // it ended because of rank 1
+  write(1, 1000);
+  write(10, 2000);
+  const JobNotes notes(folder);
+  CHECK(notes.Ranks() == (std::vector<int>{1, 10, 0}));
+  const std::optional<Status> cause = CheckOf(notes, {2, {}, false}, 1)();
+  CHECK(cause.has_value());
+  CHECK_EQ(cause->message(), "rank 1 ended before the job was open: exit code 2");
+  for (const int rank : {0, 1, 10})
+    unlink((std::string(folder) + "/rank-" + std::to_string(rank)).c_str());
+  rmdir(folder);
 }
 
 TEST(APeerThatFailsSaysWhy) {

@@ -1,15 +1,14 @@
 #include "comm/job_notes.h"
 
 #include <dirent.h>
-#include <fcntl.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <set>
+#include <map>
 #include <utility>
 
 namespace gradred::comm {
@@ -58,17 +57,25 @@ std::optional<Status> JobNotes::FailureOf(int rank, int opening) const {
 }
 
 std::vector<int> JobNotes::Ranks() const {
-  std::set<int> ranks;
+  std::map<int, std::pair<time_t, long>> first;  // when its first note was written
   DIR* const folder = exist() ? opendir(folder_.c_str()) : nullptr;
   if (folder == nullptr) return {};
   while (const dirent* entry = readdir(folder)) {
     const std::string name = entry->d_name;
-    for (const std::string start : {kEnded, kFailed})
-      if (name.compare(0, start.size(), start) == 0)
-        ranks.insert(std::atoi(name.c_str() + start.size()));
+    for (const std::string start : {kEnded, kFailed}) {
+      struct stat note;
+      if (name.compare(0, start.size(), start) != 0) continue;
+      if (fstatat(dirfd(folder), name.c_str(), &note, 0) != 0) continue;  // renamed meanwhile
+      const std::pair<time_t, long> written(note.st_mtim.tv_sec, note.st_mtim.tv_nsec);
+      const auto at = first.emplace(std::atoi(name.c_str() + start.size()), written).first;
+      at->second = std::min(at->second, written);
+    }
   }
   closedir(folder);
-  return {ranks.begin(), ranks.end()};
+  std::vector<int> ranks;
+  for (const auto& [rank, written] : first) ranks.push_back(rank);
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return first[a] < first[b]; });
+  return ranks;
 }
 
 OpeningCheck CheckOf(JobNotes notes, Awaited awaited, int opening) {

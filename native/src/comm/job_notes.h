@@ -25,7 +25,8 @@ class JobNotes {
   // earlier one is no news.
   void TellFailure(int rank, int opening, const Status& cause) const;
   std::optional<Status> FailureOf(int rank, int opening) const;
-  // Ranks of which there is any note.
+  // Ranks of which there is any note, in the order of their first ones: a cause comes before what
+  // it has caused.
   std::vector<int> Ranks() const;
 
  private:
