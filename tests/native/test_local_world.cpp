@@ -346,7 +346,8 @@ TEST(WrongStartsAreErrors) {
     unsetenv("GRADRED_LOCAL_RANK");
     CHECK_ERROR(OpenWorld(Options()), Kind::kInvalidArgument, "GRADRED_LOCAL_RANK");
     SetRank("j", 3, 2);
-    CHECK_ERROR(OpenWorld(Options()), Kind::kInvalidArgument, "rank 3 of 2");
+    CHECK_ERROR(OpenWorld(Options()), Kind::kInvalidArgument,
+                "GRADRED_LOCAL_RANK: expected a rank below GRADRED_LOCAL_SIZE, got 3 of 2");
     setenv("GRADRED_LOCAL_SIZE", "2x", 1);
     CHECK_ERROR(OpenWorld(Options()), Kind::kInvalidArgument, "'2x'");
     WorldOptions options = Options();
