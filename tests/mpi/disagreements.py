@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,22 +76,20 @@ CASES = _cases()
 
 
 def is_told_alike(text: str, case: Case, name: str, odd: int, size: int) -> None:
-    """Asserts that a Mismatch names set, tensor, both sides' ranks and what each brought."""
+    """Asserts that a Mismatch names set, tensor, both sides' ranks and what each brought.
+
+    A rank that has not come to the call when the others differ is on neither side.
+    """
     assert name in text and "process set 0" in text, text
-    others = [rank for rank in range(size) if rank != odd]
-    assert f"rank {odd}: " in text, text
-    runs = "rank " + ", ".join(_runs(others)) + ": "
-    assert runs in text, text
+    sides = [_ranks(side) for side in re.findall(r"\brank ([\d, -]+): ", text)]
+    assert len(sides) == 2 and [odd] in sides, text
+    sides.remove([odd])
+    assert sides[0] and set(sides[0]) <= set(range(size)) - {odd}, text
     for word in (case.right[0].removeprefix("grouped_"), *case.words):
         assert word in text, f"{word!r} is not in: {text}"
 
 
-def _runs(ranks: list[int]) -> list[str]:
-    """Neighbours together: ["0", "2-3"]."""
-    found: list[list[int]] = []
-    for rank in ranks:
-        if found and found[-1][-1] == rank - 1:
-            found[-1].append(rank)
-        else:
-            found.append([rank])
-    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found]
+def _ranks(runs: str) -> list[int]:
+    """Of "0, 2-3": 0, 2, 3."""
+    bounds = [run.split("-") for run in runs.split(", ")]
+    return [rank for run in bounds for rank in range(int(run[0]), int(run[-1]) + 1)]
