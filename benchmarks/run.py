@@ -26,7 +26,7 @@ RUNS = {
     " --contestants gradred,graph,mpi,tuned,hvd_gloo,torch,copy --sizes 268435456",
     "allreduce-4": "allreduce.py --ranks 4 --dtypes float32 --rounds 3 --silences 0"
     f" --contestants gradred,mpi,tuned,copy --sizes {_LARGE},4194304",
-    "negotiation": "negotiation.py --rank-counts 2,4 --names 1,100,10000 --rounds 2 --calls 100"
+    "negotiation": "negotiation.py --rank-counts 2,4 --names 1,100,10000 --rounds 1 --calls 30"
     " --idle-s 3",
     "overlap": "overlap.py --rounds 3 --iterations 6 --layers 7 --keep 6",
     "step": "step.py --rounds 3 --iterations 6 --modes grouped,tape",
@@ -35,7 +35,8 @@ RUNS = {
     "hierarchical": "hierarchical.py --rounds 3",
     "memory": "memory.py",
     "timeline": "timeline.py",
-    "pde_scaling": "pde_scaling.py --rounds 1 --iterations 2 --poisson-nodes 900",
+    "pde_scaling": "pde_scaling.py --parts strong,weak --rounds 3 --iterations 3",
+    "pde_scaling-poisson": "pde_scaling.py --parts poisson",
 }
 
 

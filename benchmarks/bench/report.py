@@ -109,7 +109,7 @@ class Report:
         targets = [{**vars(t), "reached": t.reached} for t in self.targets]
         content = {
             "benchmark": self.name,
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "command": [_without_folder(word) for word in sys.argv],
             "commit": commit(),
             "library": library(),
             "machine": machine(),
@@ -122,10 +122,16 @@ class Report:
             "rows": self.rows,
         }
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(content, indent=1, default=str) + "\n")
+        out.write_text(json.dumps(content, indent=1, default=_without_folder) + "\n")
         if self.picture:
             out.with_suffix(".svg").write_text(self.picture)
         print(f"written: {out}", flush=True)
+
+
+def _without_folder(value: Any) -> str:
+    """As text; of a path from the root its last part: the rest is of this machine alone."""
+    text = str(value)
+    return Path(text).name if text.startswith("/") else text
 
 
 def commit() -> str:
