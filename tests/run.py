@@ -7,6 +7,7 @@ Parts that leave cores idle run two at a time; what each prints is shown when it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,11 +97,12 @@ def failed_programs(text: str) -> str:
     return "\n".join([*lines, *text.splitlines()[-12:]])
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a part that takes too long."""
-    while process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        time.sleep(10)
+def end(process: subprocess.Popen[bytes], over: threading.Event) -> None:
+    """Ends a part that takes too long, also what outlives its first process."""
+    while not over.is_set():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        over.wait(10)
 
 
 def run_part(part: Part, folder: Path, quiet: bool) -> str:
@@ -126,7 +129,8 @@ def run_part(part: Part, folder: Path, quiet: bool) -> str:
         start_new_session=True,
     )
     assert process.stdout is not None
-    timer = threading.Timer(part.limit_s, end, (process,))
+    over = threading.Event()
+    timer = threading.Timer(part.limit_s, end, (process, over))
     timer.daemon = True
     timer.start()
     lines = []
@@ -135,6 +139,7 @@ def run_part(part: Part, folder: Path, quiet: bool) -> str:
         if not quiet and not native:
             print(lines[-1], end="", flush=True)
     code = process.wait()
+    over.set()
     timer.cancel()
     part.seconds = time.monotonic() - start
     text = "".join(lines)
@@ -159,7 +164,11 @@ def run_beside(parts: list[Part], folder: Path) -> None:
                 part = next(left, None)
             if part is None:
                 return
-            text = run_part(part, folder, quiet=True)
+            try:
+                text = run_part(part, folder, quiet=True)
+            except Exception:
+                part.counts.failed += 1
+                text = f"FAILED: {part.name}\n{traceback.format_exc()}"
             with lock:
                 print(text, end="", flush=True)
 

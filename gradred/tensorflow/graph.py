@@ -127,7 +127,9 @@ def unique(name: str) -> str:
     graph = of_session() or tf_ops.get_default_graph()
     uses = _uses.setdefault(graph, collections.Counter())
     uses[name] += 1
-    return name if uses[name] == 1 else f"{name}.{uses[name] - 1}"
+    if uses[name] == 1:
+        return name
+    return unique(f"{name}.{uses[name] - 1}")  # which may have been used as it is
 
 
 def of_session() -> tf.Graph | None:
@@ -155,8 +157,9 @@ def _function_name() -> str:
     while isinstance(graph, _CONTROL_FLOW) and graph.outer_graph is not None:
         graph = graph.outer_graph
     name = getattr(graph, "name", None) or "graph"
-    derived = re.fullmatch(r"__(?:forward|backward|inference)_(.+)_\d+", name)
-    return derived[1] if derived else name
+    while derived := re.fullmatch(r"__(?:forward|backward|inference)_(.+)_\d+", name):
+        name = derived[1]
+    return name
 
 
 def call_site() -> str:
