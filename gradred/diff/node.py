@@ -180,7 +180,7 @@ def run(
                 name=name,
             )
     except Exception as error:
-        if tf.executing_eagerly():  # it has run
+        if tf.executing_eagerly() and isinstance(error, (Error, tf.errors.OpError)):  # it has run
             setattr(error, _TOLD, True)
         raise
     if not tf.executing_eagerly():

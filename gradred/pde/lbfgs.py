@@ -111,7 +111,8 @@ def minimize_lbfgs(
     Returns the state at the end: ``converged`` unless the iterations were used up or the line
     search found no lower value, which ``reason`` says. Raises InvalidArgument on every rank when
     the value or the gradient is not finite at the start. What ``share`` raises on a rank is raised
-    there, and an Abandoned that names it on the others.
+    there, and an Abandoned that names it on the others, unless they wait for that rank within
+    ``share``, in operations of gradred.diff: then close the context where it fails.
     """
     if memory < 1 or iterations < 0:
         raise InvalidArgument(

@@ -31,6 +31,7 @@ class Poisson:
     points: np.ndarray
     pattern: sparse.Pattern
 
+    @operation
     def __init__(self, grid: Grid, method: str = "differences") -> None:
         """Sets the matrix's pattern up.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 from gradred._native import core
-from gradred.diff.node import Node, adjoint_of, run
+from gradred.diff.node import Node, adjoint_of, operation, run
 from gradred.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ class AcousticWave(_Propagation):
 
     _equation = "acoustic"
 
+    @operation
     def __call__(self, speed: Any, signals: Any) -> tf.Tensor:
         """Runs all steps. Collective over the grid's context, in its order; differentiable once.
 
@@ -212,6 +213,7 @@ class Heat(_Propagation):
 
     _equation = "heat"
 
+    @operation
     def __call__(self, conductivity: Any, signals: Any) -> tf.Tensor:
         """Runs all steps. Collective over the grid's context, in its order; differentiable once.
 

@@ -258,3 +258,28 @@ def test_a_killed_rank(run_ranks):
     assert job.codes[1] == -9, job.text
     for rank in (0, 2):
         assert job.codes[rank] == 3 and "lost at" in job.out[rank], job.text
+
+
+WAITING = """
+import tensorflow as tf
+import gradred
+from gradred import diff
+from gradred.diff import Context
+
+gradred.init()
+context = Context(name="all")
+try:
+    diff.recv(tf.zeros([3]), context, 1 - context.rank)
+except gradred.Timeout as error:
+    print(error)
+"""
+
+
+@pytest.mark.ranks(1)
+def test_ranks_that_wait_for_each_other(run_ranks):
+    """In shared memory, where what they tell each other meanwhile must not count as movement."""
+    limit = {"GRADRED_TRANSPORT_TIMEOUT_SECONDS": "1"}
+    job = run_ranks(2, WAITING, launcher="local", env=limit)
+    for rank in (0, 1):
+        text = "context 'all': all ranks wait, and nothing moves any more: ranks 0, 1: recv"
+        assert text in job.out[rank], job.text

@@ -254,6 +254,19 @@ def test_wrong_shapes_fail_on_all_ranks(contexts):
             problem(block, given)
 
 
+def test_what_one_rank_cannot_convert_fails_on_all(contexts):
+    context = contexts[0][0]
+    problem = problem_of(Heat, context)
+    coefficient, signals, _ = data()
+    block = problem.grid.block(coefficient)
+    last = context.rank == context.size - 1
+    with pytest.raises((ValueError, InvalidArgument, tf.errors.OpError)) as caught:
+        problem(tf.cast(block, tf.float32) if last else block, signals)
+    assert "float32" in str(caught.value)
+    assert last or f"rank {context.size - 1}" in str(caught.value)
+    assert problem(block, signals).shape == (STEPS, len(RECEIVERS))
+
+
 @pytest.mark.ranks(2)
 def test_settings_that_cannot_be_are_refused(contexts):
     context = contexts[0][0]

@@ -76,8 +76,8 @@ class Transport {
   virtual void Post(int peer, const std::string& bytes) = 0;
   virtual bool TakePosted(Message* message) = 0;
 
-  // Bytes of messages that have left this rank and come to it so far: grows as long as anything
-  // moves, so a transfer is stuck only when this stands still. Any thread.
+  // Bytes of messages that have left this rank and come to it so far, without datagrams: grows as
+  // long as anything moves, so a transfer is stuck only when this stands still. Any thread.
   virtual int64_t moved_nbytes() const = 0;
   // By those who move the ranks' bytes in another way, in shared memory.
   virtual void CountMoved(int64_t /*nbytes*/) {}

@@ -260,7 +260,7 @@ void ShmTransport::Flush(int peer) {
       if (n > 0) {
         to.writer.Write(data + message.sent, n);
         message.sent += n;
-        moved_.fetch_add(n, std::memory_order_relaxed);
+        if (message.request != nullptr) moved_.fetch_add(n, std::memory_order_relaxed);
         left -= n;
         moved = true;
       }
@@ -296,7 +296,7 @@ void ShmTransport::Drain(int peer) {
     const int64_t n = std::min(message->frame.nbytes - message->received, left);
     from.reader.Read(message->to == nullptr ? nullptr : message->to + message->received, n);
     message->received += n;
-    moved_.fetch_add(n, std::memory_order_relaxed);
+    if (message->frame.kind == FrameKind::kMessage) moved_.fetch_add(n, std::memory_order_relaxed);
     left -= n;
     if (from.reader.Release()) bells_[static_cast<size_t>(peer)].Ring();
     if (message->received < message->frame.nbytes) break;
