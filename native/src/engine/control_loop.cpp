@@ -29,11 +29,10 @@ ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataL
       metrics_(std::move(metrics)),
       side_(world.side()),
       stalls_(world.topology().rank, options.stall_warn, options.stall_fail, &side_),
-      elsewhere_(world.topology().rank, options.ask_elsewhere, &side_,
-                 [this](const DomainSpecPtr& spec) {
-                   return std::make_shared<Batch>(spec, PlanOf(*spec), std::vector<SlotPtr>{},
-                                                  completions_, metrics_);
-                 }) {
+      elsewhere_(world.topology().rank, &side_, [this](const DomainSpecPtr& spec) {
+        return std::make_shared<Batch>(spec, PlanOf(*spec), std::vector<SlotPtr>{}, completions_,
+                                       metrics_);
+      }) {
   std::vector<int> all(world.topology().size);
   for (int r = 0; r < world.topology().size; ++r) all[r] = r;
   data_->AddSet(0, 0, all);

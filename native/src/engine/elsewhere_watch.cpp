@@ -8,6 +8,7 @@
 namespace gradred::engine {
 namespace {
 
+constexpr Nanos kPatience = 5000 * kMillisecond;
 constexpr Nanos kForgetAfter = 60000 * kMillisecond;
 
 constexpr size_t kLongestText = 1000;
@@ -47,12 +48,12 @@ void ElsewhereWatch::Check(const Sets& sets, Nanos now) {
   std::map<Key, Nanos> still;
   for (const auto& set : sets) {
     bool late = false;
-    set->EachWaiting([&](Nanos since) { late |= since + patience_ <= now; });
+    set->EachWaiting([&](Nanos since) { late |= since + kPatience <= now; });
     if (!late) continue;
     for (const SetControl::Waiting& waiting : set->WaitingGroups()) {
       Nanos since = 0;
       if (waiting.group < 0 || !set->WholeBatch(waiting.domain, &since)) continue;
-      if (since + patience_ > now) continue;
+      if (since + kPatience > now) continue;
       const Key key{set->id(), waiting.domain};
       still[key] = since;
       const auto asked = asked_.find(key);

@@ -15,19 +15,19 @@
 namespace gradred::engine {
 
 // Note [One name in different process sets]
-// A rank whose batch has waited for EngineOptions::ask_elsewhere (five seconds) asks who brings its
-// domain in another set. Where rank a waits in set S for rank b, b in set T for a, and both are
-// members of both, the lower of the two makes an end: it tells the other, and each opens a batch of
-// the domain in the set that it did not call and gives it up at once, with the same text. So the
-// batches of both sets fail on all of their members by the protocol's ordinary way, and the ranks'
-// batches still count alike. A rank that has come to the other set's call meanwhile does nothing.
+// A rank whose batch has waited for five seconds asks who brings its domain in another set. Where
+// rank a waits in set S for rank b, b in set T for a, and both are members of both, the lower of
+// the two makes an end: it tells the other, and each opens a batch of the domain in the set that it
+// did not call and gives it up at once, with the same text. So the batches of both sets fail on all
+// of their members by the protocol's ordinary way, and the ranks' batches still count alike. A rank
+// that has come to the other set's call meanwhile does nothing.
 class ElsewhereWatch {
  public:
   using MakeBatch = std::function<BatchPtr(const DomainSpecPtr&)>;
   using Sets = std::vector<std::unique_ptr<SetControl>>;
 
-  ElsewhereWatch(int rank, Nanos patience, SideChannel* side, MakeBatch make)
-      : rank_(rank), patience_(patience), side_(side), make_(std::move(make)) {}
+  ElsewhereWatch(int rank, SideChannel* side, MakeBatch make)
+      : rank_(rank), side_(side), make_(std::move(make)) {}
 
   void Check(const Sets& sets, Nanos now);
   void OnQuestion(const WhoElsewhere& question, const Sets& sets);
@@ -41,7 +41,6 @@ class ElsewhereWatch {
                        const SetControl& other) const;
 
   const int rank_;
-  const Nanos patience_;
   SideChannel* const side_;
   const MakeBatch make_;
   std::map<Key, Nanos> asked_;                        // of batches that wait: since when

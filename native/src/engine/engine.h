@@ -17,7 +17,6 @@ struct EngineOptions {
   Nanos stall_warn = 60 * kSecond;         // 0: never
   Nanos stall_fail = 0;                    // 0: never. Absence is no fault unless the user says so
   Nanos transport_timeout = 30 * kSecond;  // agreed work that does not move
-  Nanos ask_elsewhere = 5 * kSecond;       // Note [One name in different process sets]
   int64_t slot_nbytes = 1 << 20;           // of the largest group that is packed early
   bool negotiation_timer = true;
   int thread_core = -1;                     // where the loops' threads run; -1: anywhere
