@@ -16,7 +16,7 @@ from bench.native import Region
 __all__ = ["SETTLE_STEPS", "Block", "Figures", "engine_threads", "loop", "me", "start", "summarize"]
 
 # After so many steps a plan of gradred that is measured (groups="auto") has been chosen.
-SETTLE_STEPS = 70
+SETTLE_STEPS = 130
 
 
 @dataclass

@@ -8,9 +8,10 @@ namespace gradred::engine {
 namespace {
 
 constexpr int64_t kBusyPermille = 900;  // busier than that: no core to spare
-constexpr int64_t kPlainNbytes = 4 << 20;
+constexpr int64_t kPlainNbytes[] = {1 << 20, 4 << 20};
 constexpr int kFirstRest = 100, kLongestRest = 3200;
 constexpr int kGenerations = 2;  // how often candidates are made before one is chosen
+constexpr int kFinalShare = 20;  // slower than the fastest by 1/20 at most: tried once more
 
 // The same groups whatever the order inside them: entries of a group in the order of the list.
 ArrangementPtr Arrange(const std::vector<int>& order, const std::vector<int>& group_ends) {
@@ -108,9 +109,23 @@ void Trials::AddCandidates() {
   AddCandidate(CutsFor(spare_core_));
   if (generation_ == 0) {
     AddCandidate(CutsFor(!spare_core_));
-    AddCandidate(CutsOf(kPlainNbytes));
+    for (const int64_t nbytes : kPlainNbytes) AddCandidate(CutsOf(nbytes));
   }
   ++generation_;
+}
+
+void Trials::AddFinals() {
+  const Nanos best = BestEnd();
+  for (const Trial& trial : tried_)
+    if (trial.end <= best + best / kFinalShare) waiting_.push_back(trial);
+  if (waiting_.size() == 1) waiting_.clear();
+  finals_ = true;
+}
+
+Nanos Trials::BestEnd() const {
+  Nanos best = tried_.front().end;
+  for (const Trial& trial : tried_) best = std::min(best, trial.end);
+  return best;
 }
 
 Trials::Next Trials::OnMeasured(const Measured& measured, const ArrangementPtr& current,
@@ -133,13 +148,14 @@ Trials::Next Trials::OnMeasured(const Measured& measured, const ArrangementPtr& 
   core::Cuts predicted = core::Predict(
       ProblemOf(measured, current->order, nbytes, probe_sizes, spare_core_), current->group_ends);
   if (known != tried_.end())
-    known->end = measured.end;
+    known->end = std::min(known->end, measured.end);  // what disturbs a measurement adds to it
   else
     tried_.push_back({current, std::move(predicted), measured.end});
 
   order_ = ReadyOrder(measured.ready);
   problem_ = ProblemOf(measured, order_, nbytes, probe_sizes, spare_core_);
   if (waiting_.empty() && generation_ < kGenerations) AddCandidates();
+  if (waiting_.empty() && generation_ == kGenerations && !finals_) AddFinals();
   if (!waiting_.empty()) {
     Trial next = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
@@ -149,8 +165,7 @@ Trials::Next Trials::OnMeasured(const Measured& measured, const ArrangementPtr& 
 }
 
 Trials::Next Trials::Settle() {
-  Nanos best_end = tried_.front().end;
-  for (const Trial& trial : tried_) best_end = std::min(best_end, trial.end);
+  const Nanos best_end = BestEnd();
   const Trial* best = nullptr;
   for (const Trial& trial : tried_) {
     if (trial.end > best_end + best_end / 100) continue;

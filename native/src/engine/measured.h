@@ -34,11 +34,12 @@ enum class SpareCore : uint8_t { kAuto, kYes, kNo };
 
 // Note [Which plan]
 // The first exchange gives two candidates: the cuts for ranks that have a core to spare, and for
-// those that have none; the one that fits what the processors did comes first. A third has groups
-// of 4 MiB, whatever the costs were. Each is tried, and how long its batches took decides: a model
-// of costs cannot say how much computation loses to communication beside it, and measurements may
-// be disturbed. With what was measured meanwhile one more candidate is made. Then the
-// fastest of all that were tried stays; on a difference of less than 1 % the one with fewer groups.
+// those that have none; the one that fits what the processors did comes first. Two more have groups
+// of 1 and of 4 MiB, whatever the costs were. Each is tried, and how long its batches took decides:
+// a model of costs cannot say how much computation loses to communication beside it, and
+// measurements may be disturbed. With what was measured meanwhile one more candidate is made. Those
+// within 5 % of the fastest are tried once more, and the shorter of two times counts. Then the
+// fastest of all stays; on a difference of less than 1 % the one with fewer groups.
 // The next exchanges, after 100, 200, 400 ... 3200 batches, only watch: if batches take 1.2 times
 // what they did, all starts again.
 class Trials {
@@ -64,12 +65,15 @@ class Trials {
   Next Settle();
   int NextRest();
   void AddCandidates();
+  void AddFinals();
+  Nanos BestEnd() const;
   void AddCandidate(core::Cuts cuts);
   core::Cuts CutsFor(bool spare_core);
   core::Cuts CutsOf(int64_t nbytes);
 
   std::vector<Trial> tried_, waiting_;
   int generation_ = 0;
+  bool finals_ = false;
   Nanos settled_end_ = 0;  // 0: not settled
   int rest_ = 0;
   // Of the last exchange.
