@@ -350,3 +350,18 @@ def copy_bandwidth(nbytes: int, iterations: int) -> dict[str, Any]:
     """memcpy of that many bytes on all ranks at once, from one array to another."""
     source, to = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     return loop(lambda: native.copy(to, source), iterations, 2)
+
+
+def hand_overs(count: int) -> dict[str, Any]:
+    """On all ranks at once: threads wake each other ``2 * count`` times."""
+    return loop(lambda: native.hand_over(count), 5, 1)
+
+
+def barriers(count: int) -> dict[str, Any]:
+    """Meetings of all ranks through memory, ``count`` of them."""
+
+    def run() -> None:
+        for _ in range(count):
+            me.barrier()
+
+    return loop(run, 5, 1)

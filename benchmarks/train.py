@@ -12,7 +12,7 @@ import contestants
 import trainers
 from bench import chart
 from bench.job import Jobs, alternate
-from bench.measure import SETTLE_STEPS
+from bench.measure import SETTLE_STEPS, summarize
 from bench.report import Report, Target, arguments, table
 
 PEERS = {
@@ -58,9 +58,22 @@ def one(jobs: Jobs, names: list[str], network: str, options: Any) -> dict[str, l
     return {name: [step_s(b) for b in blocks] for name, blocks in found.items()}
 
 
+def copy_gb_s(jobs: Jobs, nbytes: int) -> float:
+    """Bytes read and written a second by memcpy of that many, on all ranks at once."""
+    with jobs.turn("gradred") as job:
+        blocks = job.call("contestants.copy_bandwidth", nbytes=nbytes, iterations=5)
+    return 2 * nbytes / summarize([blocks]).median_s / 1e9
+
+
 def report_network(
-    report: Report, network: str, facts: dict[str, float], found: dict[str, list[float]], ranks: int
+    report: Report,
+    network: str,
+    facts: dict[str, float],
+    found: dict[str, list[float]],
+    ranks: int,
+    gb_s: float,
 ) -> None:
+    """gb_s: of copies of the gradients."""
     step = {name: statistics.median(times) for name, times in found.items()}
     null = step["null"]
     rows = []
@@ -89,13 +102,23 @@ def report_network(
     head = [f"{network}, {facts['nbytes'] / 1e6:.1f} MB of gradients", "step", "images/s"]
     head += ["of independent", "cost", "of the step"]
     print("\n" + table(head, rows), flush=True)
-    mine = next(r for r in report.rows if (r["network"], r["contestant"]) == (network, "gradred"))
+    mine, without = (
+        next(r for r in report.rows if (r["network"], r["contestant"]) == (network, name))
+        for name in ("gradred", "null")
+    )
+    # Packed, summed and unpacked: each byte is read and written three times.
+    counted = 6 * facts["nbytes"] / (gb_s * 1e9)
+    note = (
+        f"{1e3 * mine['cost_s']:.2f} ms of {1e3 * null:.1f}; counted bytes, 6 x "
+        f"{facts['nbytes'] / 1e6:.1f} MB at {gb_s:.1f} GB/s, {1e3 * counted:.2f} ms, "
+        f"{100 * counted / null:.1f} %; without communication {without['of_independent']:.3f} of "
+        f"independent processes"
+    )
     if network == "dense":
         what = "dense network: 1 - images/s over independent processes"
-        report.targets.append(Target(what, 1 - mine["of_independent"], 0.02))
+        report.targets.append(Target(what, 1 - mine["of_independent"], 0.02, "", note))
     if network == "wide":
         what = "50 MB network: cost of communication in the step"
-        note = f"{null * 1e3:.0f} ms a step without communication"
         report.targets.append(Target(what, 100 * mine["cost_s"] / null, 2.0, "%", note))
     for peer in ("horovod", "tuned"):
         if peer in step:
@@ -121,7 +144,8 @@ def main(argv: list[str] | None = None) -> None:
                 facts = job.call("programs.network_facts", name=network)[0]
             facts["batch"] = options.batch or facts["batch"]
             found = one(jobs, names, network, options)
-            report_network(report, network, facts, found, options.ranks)
+            rate = copy_gb_s(jobs, int(facts["nbytes"]))
+            report_network(report, network, facts, found, options.ranks, rate)
             for row in report.rows:
                 if row["network"] == network and row["contestant"] != "independent":
                     bars[f"{network}: {row['contestant']}"] = row["of_independent"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Region", "build", "copy", "library", "triad"]
+__all__ = ["Region", "build", "copy", "hand_over", "library", "triad"]
 
 _SOURCES = Path(__file__).parents[1] / "native"
 _BUILD = Path(__file__).parents[2] / "build" / "benchmarks"
@@ -47,6 +47,7 @@ def library() -> ctypes.CDLL:
         ctypes.c_size_t,
         ctypes.c_int,
     ]
+    lib.bench_hand_over.argtypes = [ctypes.c_int]
     lib.bench_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     pointer = ctypes.c_void_p
     lib.bench_triad.argtypes = [pointer, pointer, pointer, ctypes.c_double, ctypes.c_size_t]
@@ -56,6 +57,11 @@ def library() -> ctypes.CDLL:
 def triad(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     """``a = b + 3 c``, float64."""
     library().bench_triad(a.ctypes.data, b.ctypes.data, c.ctypes.data, 3.0, a.size)
+
+
+def hand_over(count: int) -> None:
+    """Two threads wake each other in turn, ``2 * count`` times."""
+    library().bench_hand_over(count)
 
 
 def copy(to: np.ndarray, source: np.ndarray) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import limits
+
 __all__ = ["Report", "Target", "arguments", "nbytes_text", "table", "time_text"]
 
 _ROOT = Path(__file__).parents[2]
@@ -41,7 +43,7 @@ class Target:
     value: float
     limit: float
     unit: str = ""
-    note: str = ""  # how it was got, or what limits it
+    note: str = ""  # how it was got: counts, bandwidths, times of its parts
 
     @property
     def reached(self) -> bool:
@@ -99,6 +101,14 @@ class Report:
         ]
         print("\n" + table(["to reach", "measured", "limit", "", ""], rows), flush=True)
 
+    def _kept(self, target: Target) -> dict[str, Any]:
+        """Of a target that was not reached also what limits it and what was tried."""
+        kept = {**vars(target), "reached": target.reached}
+        limit = None if target.reached else limits.find(self.name, target.what)
+        if limit is not None:
+            kept |= {"limited_by": limit.by, "tried": limit.tried}
+        return kept
+
     def write(self, out: Path | None) -> None:
         """Prints the targets; writes the JSON file and the picture if ``out`` is given."""
         self.print_targets()
@@ -106,7 +116,7 @@ class Report:
         print(f"others took {disturbance:.2f} cores on average", flush=True)
         if out is None:
             return
-        targets = [{**vars(t), "reached": t.reached} for t in self.targets]
+        targets = [self._kept(t) for t in self.targets]
         content = {
             "benchmark": self.name,
             "command": [_without_folder(word) for word in sys.argv],

@@ -5,9 +5,11 @@
 // one thread of a rank at a time. Built with -O3 -march=native: it is the machine's best.
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 
 namespace {
 
@@ -86,6 +89,17 @@ void CopyLoop(Region* region, T* tensor, size_t count) {
   std::memcpy(tensor, slot, count * sizeof(T));
 }
 
+// Until `turn` is what it should be, asleep in between.
+void SleepUntil(std::atomic<uint32_t>* turn, uint32_t wished) {
+  for (uint32_t seen = turn->load(); seen != wished; seen = turn->load())
+    syscall(SYS_futex, turn, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+void Give(std::atomic<uint32_t>* turn, uint32_t to) {
+  turn->store(to);
+  syscall(SYS_futex, turn, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
 }  // namespace
 
 extern "C" {
@@ -132,6 +146,23 @@ void bench_copy_loop(void* handle, void* tensor, size_t count, int width) {
 }
 
 void bench_copy(void* to, const void* from, size_t nbytes) { std::memcpy(to, from, nbytes); }
+
+// Two threads wake each other in turn, 2 * count times: what it takes to hand work to a thread that
+// sleeps.
+void bench_hand_over(int count) {
+  std::atomic<uint32_t> turn{0};
+  std::thread other([&turn, count] {
+    for (int i = 0; i < count; ++i) {
+      SleepUntil(&turn, 1);
+      Give(&turn, 0);
+    }
+  });
+  for (int i = 0; i < count; ++i) {
+    Give(&turn, 1);
+    SleepUntil(&turn, 0);
+  }
+  other.join();
+}
 
 // McCalpin's triad, a = b + scale * c: 24 bytes an element are counted.
 void bench_triad(double* a, const double* b, const double* c, double scale, size_t count) {

@@ -1,0 +1,102 @@
+"""What keeps figures from their targets, and what was tried: kept beside them in result files.
+
+The note of a target has what its own run counted and measured.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["LIMITS", "Limit", "find"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Of the targets of a benchmark whose whole name matches the pattern."""
+
+    benchmark: str
+    pattern: str
+    by: str
+    tried: str = ""  # without gain
+
+
+def find(benchmark: str, what: str) -> Limit | None:
+    """The first row for a target."""
+    for row in LIMITS:
+        if row.benchmark == benchmark and re.fullmatch(row.pattern, what):
+            return row
+    return None
+
+
+LIMITS = (
+    Limit(
+        "allreduce",
+        r"16 bytes in a tf\.function",
+        "30 us pass from the last submission to the result, 12 to 15 of them in the reduction, 6 "
+        "to 8 in threads of the engine; the op alone adds 25 to 30 us to a function.",
+        "waiting without offering the core to others",
+    ),
+    Limit(
+        "allreduce",
+        r"16 bytes after .* of silence.*",
+        "What wakes slowly are TensorFlow's own threads: the same call without communication takes "
+        "most of it.",
+    ),
+    Limit(
+        "allreduce",
+        r".* 16 B, \d ranks: gradred over mpi",
+        "A call that was made before takes about 0.5 us in Python and 6 in the engine, where "
+        "batch, round and group are objects of their own; where ranks share a core each of them "
+        "is also a switch of threads.",
+    ),
+    Limit(
+        "allreduce",
+        r".* 64 KB, 4 ranks: gradred over mpi",
+        "Ranks share cores: each hand-over between them is a switch of threads, and a call has "
+        "two, the agreement and the sum.",
+    ),
+    Limit(
+        "allreduce",
+        r".* (1|4) MB, \d ranks: over the copy loop",
+        "Where cores share no cache, a core writes 2.3 GB/s to lines that it wrote last and "
+        "another has read, 16 GB/s to lines that it was the last to read, 28 GB/s past the caches.",
+        "with a shared cache: packing past the caches, windows of 16 chunks, chunks of 64, 256 and "
+        "512 KiB, packing a rank's own part only when it is summed",
+    ),
+    Limit(
+        "allreduce",
+        r".* \d+ MB, 4 ranks: gradred over mpi",
+        "Bytes and switches: what is added to the copy loop's time is hand-overs between ranks "
+        "that share a core.",
+    ),
+    Limit(
+        "train",
+        r"50 MB network: cost.*",
+        "Ranks compute on all cores, so the counted bytes take their time from compute; nothing "
+        "hides them where no core is spare.",
+    ),
+    Limit(
+        "train",
+        r"wide: step over tuned",
+        "Both are bound by the counted bytes; the difference is within what runs differ by.",
+    ),
+    Limit(
+        "train",
+        r"dense network: .*",
+        "What the same program loses without communication, and the counted bytes, leave nothing "
+        "of the 2 %.",
+        "one wait for all gradients in place of one each",
+    ),
+    Limit(
+        "hierarchical",
+        r"2x2: hierarchical over flat",
+        "Both are bound by the two cores, with a quarter of their time in TCP's copies.",
+    ),
+    Limit(
+        "timeline",
+        r".*: on over off",
+        "Four events a tensor, about 25 ns each with their memory, and the writer's thread on a "
+        "core that computes.",
+    ),
+)
