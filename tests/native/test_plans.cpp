@@ -239,6 +239,19 @@ TEST(PlansOfProcessSets) {
           if (r < 3) Train(engine, Spec("x", true, most), r, 3, 3, random);
         }
         CHECK_EQ(engine.PlanReports().size(), size_t(r == 1 ? 3 : 2));
+        // What nobody else brings fails, and what is held behind it; no domain is kept.
+        std::vector<std::unique_ptr<Step>> alone;
+        for (int k = 0; r == 3 && k < 3; ++k)
+          alone.push_back(std::make_unique<Step>(engine, Spec("y", true, odd), r, k));
+        for (auto& step : alone)
+          for (int e = 0; e < kEntries; ++e) step->Submit(engine, e);
+        engine.RemoveProcessSet(odd);
+        engine.RemoveProcessSet(most);
+        for (auto& step : alone) {
+          step->Wait();
+          CHECK_EQ(step->failed.load(), kEntries);
+        }
+        CHECK_EQ(engine.PlanReports().size(), size_t{1});
       },
       Quick());
 }

@@ -278,6 +278,7 @@ class Engine::Impl final : public BatchRunner {
       });
     Agree("end of " + what, kEnd, {id}, engine);
     if (mine) Await([&](std::function<void()> done) { control_->DropSet(id, std::move(done)); });
+    book_->Drop(id, {Kind::kInvalidArgument, what + " has been removed"});
     slots_.Drop(id);
     std::lock_guard<std::mutex> lock(sets_mutex_);
     leaving_.erase(lane);

@@ -92,14 +92,14 @@ PlanBook::PlanBook(BatchRunner* runner, PlanOptions options, std::shared_ptr<Met
 
 PlanBook::~PlanBook() = default;
 
-PlanBook::Domain* PlanBook::Find(const DomainSpecPtr& listed, bool wishes, bool alone) {
+PlanBook::DomainPtr PlanBook::Find(const DomainSpecPtr& listed, bool wishes, bool alone) {
   const std::pair<int, std::string> key(listed->process_set, listed->name);
   const auto at = domains_.find(key);
-  if (at != domains_.end()) return at->second.get();
+  if (at != domains_.end()) return at->second;
   if (!wishes) return nullptr;
   names_.push_back(key);
   known_.fetch_or(BitOf(*listed), std::memory_order_acq_rel);
-  Domain* domain = (domains_[key] = std::make_unique<Domain>()).get();
+  const DomainPtr domain = domains_[key] = std::make_shared<Domain>();
   domain->alone = alone;
   return domain;
 }
@@ -129,7 +129,7 @@ OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
   std::vector<Opened> opened;
   {
     std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
-    Domain* domain = nullptr;
+    DomainPtr domain;
     if (wishes || (known_.load(std::memory_order_acquire) & BitOf(*listed)) != 0) {
       lock.lock();
       if (closed_) throw Error(Kind::kNotInitialized, "the engine has been shut down");
@@ -142,7 +142,7 @@ OpenBatchPtr PlanBook::Open(const DomainSpecPtr& listed, bool alone) {
       runner_->Start(run);
       return batch;
     }
-    if (!domain->held.empty() || MustHold(domain, listed)) {
+    if (!domain->held.empty() || MustHold(domain.get(), listed)) {
       domain->held.push_back(batch);
       return batch;
     }
@@ -158,9 +158,10 @@ bool PlanBook::MustHold(Domain* domain, const DomainSpecPtr& listed) {
   return listing->planning && domain->number >= listing->compare_at;
 }
 
-void PlanBook::OpenNow(Domain* domain, const OpenBatchPtr& batch, std::vector<Opened>* opened) {
+void PlanBook::OpenNow(const DomainPtr& domain, const OpenBatchPtr& batch,
+                       std::vector<Opened>* opened) {
   const DomainSpecPtr& listed = batch->listed();
-  Listing* listing = ListingOf(domain, listed);
+  Listing* listing = ListingOf(domain.get(), listed);
   const int64_t number = domain->number++;
   Purpose purpose = Purpose::kPlain;
   if (number >= listing->compare_at)
@@ -352,13 +353,13 @@ void PlanBook::MakePlan(const Decider& decider, Measured measured,
   Submit(std::move(opened));
 }
 
-void PlanBook::Decided(Domain* domain, std::vector<Opened>* opened) {
+void PlanBook::Decided(const DomainPtr& domain, std::vector<Opened>* opened) {
   domain->deciding = false;
   OpenHeld(domain, opened);
 }
 
-void PlanBook::OpenHeld(Domain* domain, std::vector<Opened>* opened) {
-  while (!domain->held.empty() && !MustHold(domain, domain->held.front()->listed())) {
+void PlanBook::OpenHeld(const DomainPtr& domain, std::vector<Opened>* opened) {
+  while (!domain->held.empty() && !MustHold(domain.get(), domain->held.front()->listed())) {
     const OpenBatchPtr batch = std::move(domain->held.front());
     domain->held.pop_front();
     OpenNow(domain, batch, opened);
@@ -391,23 +392,50 @@ void PlanBook::JoinIfFree() {
   std::exchange(join_, nullptr)();
 }
 
+std::vector<PlanBook::Opened> PlanBook::FailHeld(Domain* domain, const Status& status) {
+  std::vector<Opened> failed;
+  for (const OpenBatchPtr& batch : domain->held) {
+    const BatchPtr run = runner_->Make(batch->listed());
+    run->FailRest(status);
+    failed.push_back({batch, batch->SetOpen(run, nullptr, nullptr), {}});
+  }
+  domain->held.clear();
+  return failed;
+}
+
+void PlanBook::SubmitFailed(std::vector<Opened> failed) {
+  for (Opened& one : failed)
+    for (auto& [position, submission] : one.kept.submissions)
+      one.batch->batch()->Submit(position, std::move(submission));
+}
+
+void PlanBook::Drop(int process_set, const Status& status) {
+  std::vector<Opened> failed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto at = domains_.begin(); at != domains_.end();) {
+      if (at->first.first != process_set) {
+        ++at;
+        continue;
+      }
+      ++at->second->epoch;
+      for (Opened& one : FailHeld(at->second.get(), status)) failed.push_back(std::move(one));
+      names_.erase(std::find(names_.begin(), names_.end(), at->first));
+      at = domains_.erase(at);
+    }
+  }
+  SubmitFailed(std::move(failed));
+}
+
 void PlanBook::Close(const Status& status) {
-  std::vector<Opened> opened;
+  std::vector<Opened> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::exchange(closed_, true)) return;
-    for (const auto& [key, domain] : domains_) {
-      for (const OpenBatchPtr& batch : domain->held) {
-        const BatchPtr run = runner_->Make(batch->listed());
-        run->FailRest(status);
-        opened.push_back({batch, batch->SetOpen(run, nullptr, nullptr), {}});
-      }
-      domain->held.clear();
-    }
+    for (const auto& [key, domain] : domains_)
+      for (Opened& one : FailHeld(domain.get(), status)) failed.push_back(std::move(one));
   }
-  for (Opened& one : opened)
-    for (auto& [position, submission] : one.kept.submissions)
-      one.batch->batch()->Submit(position, std::move(submission));
+  SubmitFailed(std::move(failed));
   planner_.Stop();
 }
 

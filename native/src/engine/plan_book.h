@@ -69,6 +69,9 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   // whether two calls overlap is chance, so sharing one join would differ between ranks.
   void Join(std::function<void()> post);
   void Joined() { joining_ = false; }
+  // A process set has been removed, on all ranks: what is held of it fails, and its domains are
+  // forgotten.
+  void Drop(int process_set, const Status& status);
   // The engine ends: what is held fails.
   void Close(const Status& status);
 
@@ -80,9 +83,10 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
  private:
   struct Listing;  // one list of a domain
   struct Domain;
-  // Who waits for the outcome of a batch that decides. The pointers are good in the same epoch.
+  using DomainPtr = std::shared_ptr<Domain>;
+  // Who waits for the outcome of a batch that decides. `listing` is good in the same epoch.
   struct Decider {
-    Domain* domain;
+    DomainPtr domain;
     Listing* listing;
     int64_t epoch;
     DomainSpecPtr listed;
@@ -93,9 +97,9 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
     OpenBatch::Kept kept;
     std::vector<Submission> own;
   };
-  Domain* Find(const DomainSpecPtr& listed, bool wishes, bool alone);
+  DomainPtr Find(const DomainSpecPtr& listed, bool wishes, bool alone);
   Listing* ListingOf(Domain* domain, const DomainSpecPtr& listed);
-  void OpenNow(Domain* domain, const OpenBatchPtr& batch, std::vector<Opened>* opened);
+  void OpenNow(const DomainPtr& domain, const OpenBatchPtr& batch, std::vector<Opened>* opened);
   std::vector<Submission> OwnSubmissions(const Decider& decider, const Form& form);
   void Submit(std::vector<Opened> opened);
   // The outcome of a batch that decides.
@@ -105,10 +109,12 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   bool Stale(const Decider& decider) const;
   void MakePlan(const Decider& decider, Measured measured, const std::vector<int64_t>& sizes,
                 Trials trials, const ArrangementPtr& current);
-  void Decided(Domain* domain, std::vector<Opened>* opened);
+  void Decided(const DomainPtr& domain, std::vector<Opened>* opened);
   // The next batch of this list waits for an outcome, or for a plan that is being made.
   bool MustHold(Domain* domain, const DomainSpecPtr& listed);
-  void OpenHeld(Domain* domain, std::vector<Opened>* opened);
+  void OpenHeld(const DomainPtr& domain, std::vector<Opened>* opened);
+  std::vector<Opened> FailHeld(Domain* domain, const Status& status);
+  void SubmitFailed(std::vector<Opened> failed);
   void JoinIfFree();
 
   BatchRunner* const runner_;
@@ -117,7 +123,7 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   const std::shared_ptr<MetricsStore> metrics_;
   mutable std::mutex mutex_;
   std::atomic<uint64_t> known_{0};  // a bit of each domain's name
-  std::map<std::pair<int, std::string>, std::unique_ptr<Domain>> domains_;  // never erased
+  std::map<std::pair<int, std::string>, DomainPtr> domains_;
   std::vector<std::pair<int, std::string>> names_;
   std::function<void()> join_;  // waits for held batches
   std::atomic<bool> joining_{false};
