@@ -54,6 +54,7 @@ _eager: collections.OrderedDict[tuple[Any, ...], Domain] = collections.OrderedDi
 _MOST_EAGER = 1024
 _lock = threading.Lock()
 _numbers = itertools.count()
+_free: collections.deque[str] = collections.deque()  # keys of eager calls that were forgotten
 
 
 def declare(
@@ -85,22 +86,33 @@ def declare(
             return domain
         # See Note [Names of specs] in native/tf/domains.h.
         mark = "#" if session is None else "#s"
-        domain = Domain(name, f"{name}{mark}{next(_numbers)}", tuple(members))
+        key = f"{name}{mark}{next(_numbers)}"
+        alias = (_free.pop() if _free else f"eager#{next(_numbers)}") if eager else ""
+        domain = Domain(name, alias or key, tuple(members))
         entries = [{**asdict(m), "shape": list(m.shape)} for m in members]
-        for key in (domain.key, name):  # under the plain name for gradred.plan()
+        for listed, short in ((key, alias), (name, "")):  # under the plain name for gradred.plan()
             core.register_spec(
-                key,
+                listed,
                 process_set,
                 entries,
                 list(group_ends),
                 list(wish.order) if wish else [],
                 list(wish.ends) if wish else [],
                 planned,
+                short,
             )
+        if eager:
+            weakref.finalize(domain, _forget, key, alias).atexit = False
         domains[identity] = domain
         if len(_eager) > _MOST_EAGER:
-            core.forget_spec(_eager.popitem(last=False)[1].key)
+            _eager.popitem(last=False)
     return domain
+
+
+def _forget(key: str, alias: str) -> None:
+    """When no call has the domain any more."""
+    core.forget_spec(key, alias)
+    _free.append(alias)
 
 
 def static_shape(tensor: tf.Tensor) -> tuple[int, ...] | None:

@@ -196,9 +196,10 @@ void Remove(const std::string& name) {
 }
 
 // "<domain>#<number>", and "<domain>" with the last of them. No op has it any more.
-void ForgetSpec(const std::string& key) {
+void ForgetSpec(const std::string& key, const std::string& alias) {
   Names& names = RegisteredNames();
   Remove(key);
+  if (!alias.empty()) engine::ForgetSpec(alias);
   const std::string domain = DomainOf(key);
   if (domain == key || --names.graphs_of[domain] > 0) return;
   names.graphs_of.erase(domain);
@@ -207,12 +208,13 @@ void ForgetSpec(const std::string& key) {
 
 void RegisterSpec(const std::string& name, int process_set, const py::list& entries,
                   std::vector<int> group_ends, std::vector<int> order, std::vector<int> order_ends,
-                  bool planned) {
+                  bool planned, const std::string& alias) {
   auto spec = MakeSpec(name, process_set, entries, std::move(group_ends));
   if (!order.empty())
     spec->proposal = std::make_shared<const engine::Arrangement>(
         engine::Arrangement{std::move(order), std::move(order_ends)});
   spec->planned = planned;
+  if (!alias.empty()) engine::RegisterSpec(alias, spec);
   engine::RegisterSpec(std::move(spec));
   Names& names = RegisteredNames();
   if (!names.number_of.emplace(name, names.next).second) return;
@@ -269,9 +271,10 @@ void BindEngine(py::module_& m) {
 
   m.def("register_spec", &RegisterSpec, py::arg("name"), py::arg("process_set"), py::arg("entries"),
         py::arg("group_ends"), py::arg("order") = std::vector<int>{},
-        py::arg("order_ends") = std::vector<int>{}, py::arg("planned") = false);
+        py::arg("order_ends") = std::vector<int>{}, py::arg("planned") = false,
+        py::arg("alias") = "");
   m.def("registered", &Registered);
-  m.def("forget_spec", &ForgetSpec, py::arg("key"));
+  m.def("forget_spec", &ForgetSpec, py::arg("key"), py::arg("alias") = "");
 
   m.def(
       "add_process_set",

@@ -27,26 +27,25 @@ bool Fits(const engine::Shape& declared, const engine::Shape& actual) {
   return true;
 }
 
-engine::DomainSpecPtr Named(const std::string& key, const std::string& suffix) {
-  const engine::DomainSpecPtr registered = engine::FindSpec(key);
-  if (registered == nullptr)
-    throw Error(Kind::kInternal,
-                "nothing is known of the domain '" + key +
-                    "': was this graph traced by another process and loaded here?");
-  auto named = std::make_shared<engine::DomainSpec>(*registered);
+engine::DomainSpecPtr Named(const engine::DomainSpec& registered, const std::string& suffix) {
+  auto named = std::make_shared<engine::DomainSpec>(registered);
   named->plan = nullptr;
-  named->name = DomainOf(key) + suffix;
+  named->name = DomainOf(registered.name) + suffix;
   return named;
 }
 
+struct NamedSpec {
+  engine::DomainSpecPtr registered, named;
+};
+
 // Specs made of others, which are given up where the others have been: looked for whenever twice as
 // many are held as after the last look.
-template <class Key>
+template <class Key, class Spec = engine::DomainSpecPtr>
 class Cache {
  public:
   // The spec for `key`, null at first.
   template <class IsOld>
-  engine::DomainSpecPtr& At(const Key& key, const IsOld& is_old) {
+  Spec& At(const Key& key, const IsOld& is_old) {
     if (specs_.size() > limit_) {
       for (auto at = specs_.begin(); at != specs_.end();)
         at = is_old(at->first) ? specs_.erase(at) : std::next(at);
@@ -57,7 +56,7 @@ class Cache {
 
  private:
   static constexpr size_t kLeast = 1024;
-  std::map<Key, engine::DomainSpecPtr> specs_;
+  std::map<Key, Spec> specs_;
   size_t limit_ = kLeast;
 };
 
@@ -70,12 +69,17 @@ bool IsOfSession(const std::string& key) { return key.compare(key.rfind('#') + 1
 engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix) {
   // Kept: TensorFlow's threads outlive static destructors.
   static auto* mutex = new std::mutex;
-  static auto* specs = new Cache<std::pair<std::string, std::string>>;
+  static auto* specs = new Cache<std::pair<std::string, std::string>, NamedSpec>;
+  engine::DomainSpecPtr registered = engine::FindSpec(key);
+  if (registered == nullptr)
+    throw Error(Kind::kInternal,
+                "nothing is known of the domain '" + key +
+                    "': was this graph traced by another process and loaded here?");
   std::lock_guard<std::mutex> lock(*mutex);
-  engine::DomainSpecPtr& spec = specs->At(
+  NamedSpec& spec = specs->At(
       {key, suffix}, [](const auto& other) { return engine::FindSpec(other.first) == nullptr; });
-  if (spec == nullptr) spec = Named(key, suffix);
-  return spec;
+  if (spec.registered != registered) spec = {registered, Named(*registered, suffix)};
+  return spec.named;
 }
 
 engine::DomainSpecPtr WithShapes(const engine::DomainSpecPtr& spec,

@@ -136,9 +136,10 @@ void SetGlobal(std::shared_ptr<Engine> engine);
 std::shared_ptr<Engine> Global();  // throws kNotInitialized
 std::shared_ptr<Engine> GlobalOrNull();
 
-// Specs by domain name, written when a graph is traced and read when it runs. Thread-safe; a later
-// one replaces an earlier one.
+// Specs by domain name, or another key, written when a graph is traced and read when it runs.
+// Thread-safe; a later one replaces an earlier one.
 void RegisterSpec(DomainSpecPtr spec);
+void RegisterSpec(const std::string& key, DomainSpecPtr spec);
 DomainSpecPtr FindSpec(const std::string& name);  // null when unknown
 void ForgetSpec(const std::string& name);
 

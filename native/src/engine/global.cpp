@@ -48,9 +48,13 @@ std::shared_ptr<Engine> Global() {
 }
 
 void RegisterSpec(DomainSpecPtr spec) {
-  std::lock_guard<std::mutex> lock(TheState().mutex);
   const std::string name = spec->name;
-  TheState().specs[name] = std::move(spec);
+  RegisterSpec(name, std::move(spec));
+}
+
+void RegisterSpec(const std::string& key, DomainSpecPtr spec) {
+  std::lock_guard<std::mutex> lock(TheState().mutex);
+  TheState().specs[key] = std::move(spec);
 }
 
 DomainSpecPtr FindSpec(const std::string& name) {
