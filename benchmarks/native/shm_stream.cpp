@@ -4,8 +4,10 @@
 // bare: private tensor -> own slot of the full size (memcpy), barrier, sum of my part over all
 // slots pushed to all of them, barrier, slot -> tensor. stream: AllReduceCargo of a cargo that
 // copies, from one tensor into another; in place: into the same; then both with packing past the
-// caches. Times in microseconds: the slowest
-// rank's, median over the iterations. Ranks are processes, pinned if there are cores enough.
+// caches. Region: bare without its last copy, as if results stayed where they were summed; since
+// somebody reads them, in place and region are measured with a pass that does. Times in
+// microseconds: the slowest rank's, median over the iterations. Ranks are processes, pinned if
+// there are cores enough.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -33,7 +35,7 @@ namespace {
 
 constexpr uint64_t kNonce = 0xbe7c;
 constexpr int kMostRanks = 64;
-constexpr int kWays = 5;
+constexpr int kWays = 7;
 
 // What the processes share besides slots; inherited by fork.
 struct Shared {
@@ -92,7 +94,7 @@ class Rank {
     }
   }
 
-  void Bare(const reduce::Layout& layout) {
+  void Bare(const reduce::Layout& layout, bool unpack) {
     const auto nbytes = static_cast<size_t>(layout.nbytes());
     std::memcpy(Slot(rank_), in_.data(), nbytes);
     Meet();
@@ -109,7 +111,7 @@ class Rank {
       }
     }
     Meet();
-    std::memcpy(out_.data(), Slot(rank_), nbytes);
+    if (unpack) std::memcpy(out_.data(), Slot(rank_), nbytes);
   }
 
   void Stream(const LayoutPtr& layout, bool in_place, reduce::Stores stores) {
@@ -117,6 +119,27 @@ class Rank {
         std::make_shared<MemcpyCargo>(in_.data(), in_place ? in_.data() : out_.data(), stores);
     const WorkPtr work = communicator_.AllReduceCargo(layout, cargo);
     ThrowIfError(Wait(*work, communicator_.transport(), 60 * kSecond, "a stream"));
+  }
+
+  void Run(int way, const LayoutPtr& layout) {
+    if (way == 0) {
+      Bare(*layout, true);
+    } else if (way < 5) {
+      Stream(layout, way % 2 == 0, way < 3 ? reduce::Stores::kCached : reduce::Stores::kStreamed);
+    } else if (way == 5) {
+      Stream(layout, true, reduce::Stores::kCached);
+      Read(in_.data(), layout->nbytes());
+    } else {
+      Bare(*layout, false);
+      Read(Slot(rank_), layout->nbytes());
+    }
+  }
+
+  void Read(const char* at, int64_t nbytes) {
+    const auto* values = reinterpret_cast<const uint64_t*>(at);
+    uint64_t all = 0;
+    for (int64_t i = 0; i < nbytes / 8; ++i) all |= values[i];
+    read_ = all;
   }
 
   void Measure(int64_t nbytes) {
@@ -130,12 +153,7 @@ class Rank {
         std::fill(in_.begin(), in_.begin() + 64, 0);
         Meet();
         const Nanos start = Now();
-        if (way == 0) {
-          Bare(*layout);
-        } else {
-          Stream(layout, way % 2 == 0,
-                 way < 3 ? reduce::Stores::kCached : reduce::Stores::kStreamed);
-        }
+        Run(way, layout);
         shared_->us[rank_] = static_cast<double>(Now() - start) / 1e3;
         Meet();
         if (i >= 0) us[way].push_back(*std::max_element(shared_->us, shared_->us + size_));
@@ -165,6 +183,7 @@ class Rank {
   const int64_t most_;
   Communicator& communicator_;
   std::vector<char> in_, out_;
+  volatile uint64_t read_ = 0;
 };
 
 }  // namespace
@@ -193,7 +212,7 @@ int main(int argc, char** argv) {
 
   std::printf(
       "%d ranks\n    nbytes       bare     stream  ratio   in place  ratio"
-      "    past the caches        in place\n",
+      "    past the caches        in place    in place, read       region, read\n",
       size);
   std::fflush(stdout);
   for (int rank = 0; rank < size; ++rank) {
