@@ -11,7 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradred.asynchronous import *
     from gradred.basics import *
+    from gradred.calls import Handle, poll, synchronize
     from gradred.collectives import *
     from gradred.counters import *
     from gradred.errors import *
@@ -23,10 +25,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "asynchronous": (
+        "allgather_async allreduce_async alltoall_async broadcast_async grouped_allreduce_async "
+        "reducescatter_async"
+    ),
     "basics": (
         "cross_rank cross_size describe init is_homogeneous is_initialized join local_rank "
         "local_size plan rank save_plan shutdown size"
     ),
+    "calls": "Handle poll synchronize",
     "collectives": (
         "allgather allreduce alltoall barrier broadcast grouped_allgather grouped_allreduce "
         "grouped_reducescatter reducescatter"
@@ -48,6 +55,7 @@ __all__ = [
     "Adasum",
     "Average",
     "Error",
+    "Handle",
     "Internal",
     "InvalidArgument",
     "Max",
@@ -66,11 +74,15 @@ __all__ = [
     "__version__",
     "add_process_set",
     "allgather",
+    "allgather_async",
     "allgather_object",
     "allreduce",
+    "allreduce_async",
     "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
+    "broadcast_async",
     "broadcast_object",
     "cross_rank",
     "cross_size",
@@ -78,6 +90,7 @@ __all__ = [
     "global_process_set",
     "grouped_allgather",
     "grouped_allreduce",
+    "grouped_allreduce_async",
     "grouped_reducescatter",
     "init",
     "is_homogeneous",
@@ -87,14 +100,17 @@ __all__ = [
     "local_size",
     "metrics",
     "plan",
+    "poll",
     "rank",
     "reducescatter",
+    "reducescatter_async",
     "remove_process_set",
     "save_plan",
     "shutdown",
     "size",
     "start_timeline",
     "stop_timeline",
+    "synchronize",
 ]
 
 

@@ -69,25 +69,6 @@ class Handle:
     def wait(self, timeout: float | None = None) -> list[_Result]: ...
     def abandon(self, reason: str) -> None: ...
 
-def start(
-    name: str,
-    process_set: int,
-    entries: list[_Entry],
-    group_ends: Sequence[int],
-    inputs: Sequence[np.ndarray | None],
-    splits: Sequence[Sequence[int] | None] = ...,
-    outputs: Sequence[np.ndarray | None] = ...,
-) -> Handle: ...
-def run(
-    name: str,
-    process_set: int,
-    entries: list[_Entry],
-    group_ends: Sequence[int],
-    inputs: Sequence[np.ndarray | None],
-    splits: Sequence[Sequence[int] | None] = ...,
-    outputs: Sequence[np.ndarray | None] = ...,
-) -> list[_Result]: ...
-
 class Spec:
     """What a call asks for, apart from its tensors; may be used again."""
 
@@ -105,10 +86,17 @@ class Spec:
         fresh result has no NumPy type.
         """
 
-def run_spec(
+def start(
     spec: Spec,
     inputs: Sequence[np.ndarray | None],
-    outputs: Sequence[np.ndarray | None],
+    outputs: Sequence[np.ndarray | None] = ...,
+    splits: Sequence[Sequence[int] | None] = ...,
+) -> Handle: ...
+def run(
+    spec: Spec,
+    inputs: Sequence[np.ndarray | None],
+    outputs: Sequence[np.ndarray | None] = ...,
+    splits: Sequence[Sequence[int] | None] = ...,
 ) -> list[_Result]: ...
 def timeline_now() -> int: ...
 def timeline_start(

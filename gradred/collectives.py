@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from gradred import basics
 from gradred._native import core
 from gradred.arrays import Input, as_input, as_list, check_name, check_output
+from gradred.calls import Call, Result
 from gradred.errors import InvalidArgument
 from gradred.process_sets import ProcessSet, global_process_set, member_of
 from gradred.reduce_ops import ReduceOp, checked_factors, native_name
@@ -85,7 +86,11 @@ def allreduce(
             result = known.reduce(array, out)
             if result is not None:
                 return result
-    return _reduce("allreduce", [array], op, name, factors, process_set, wire, out, key)[0]
+    call = reduction("allreduce", [array], op, name, factors, process_set, wire, out)
+    result = call.run()[0]
+    if key is not None and call.inputs[0] is array:
+        _know(key, call.spec)
+    return result
 
 
 def grouped_allreduce(
@@ -104,7 +109,7 @@ def grouped_allreduce(
     errors of each array: see ``allreduce``.
     """
     factors = (prescale_factor, postscale_factor)
-    return _reduce("grouped_allreduce", arrays, op, name, factors, process_set, wire)
+    return reduction("grouped_allreduce", arrays, op, name, factors, process_set, wire).run()
 
 
 def reducescatter(
@@ -129,7 +134,7 @@ def reducescatter(
     Raises: see ``allreduce``; InvalidArgument also for a scalar.
     """
     factors = (prescale_factor, postscale_factor)
-    return _reduce("reducescatter", [array], op, name, factors, process_set, wire)[0]
+    return reduction("reducescatter", [array], op, name, factors, process_set, wire).run()[0]
 
 
 def grouped_reducescatter(
@@ -147,7 +152,7 @@ def grouped_reducescatter(
     The list must have the same length, shapes and dtypes on all ranks.
     """
     factors = (prescale_factor, postscale_factor)
-    return _reduce("grouped_reducescatter", arrays, op, name, factors, process_set, wire)
+    return reduction("grouped_reducescatter", arrays, op, name, factors, process_set, wire).run()
 
 
 def allgather(
@@ -162,7 +167,7 @@ def allgather(
 
     Raises: see ``allreduce``; InvalidArgument also for a scalar.
     """
-    return _allgather("allgather", [array], name, process_set)[0]
+    return gathering("allgather", [array], name, process_set).run()[0]
 
 
 def grouped_allgather(
@@ -173,7 +178,7 @@ def grouped_allgather(
     The list must have the same length and dtypes on all ranks, and the same shapes but for the
     first dimensions.
     """
-    return _allgather("grouped_allgather", arrays, name, process_set)
+    return gathering("grouped_allgather", arrays, name, process_set).run()
 
 
 def alltoall(
@@ -196,15 +201,7 @@ def alltoall(
     Raises: see ``allreduce``; InvalidArgument also for a scalar, and for splits that do not fit:
     the other ranks then get Abandoned.
     """
-    what = _what("alltoall", name)
-    [value] = _rows([array], what)
-    number = member_of(process_set, what)
-    counts = None if splits is None else _splits(splits, what, number)
-    domain = name or _unnamed("alltoall", [value])
-    entry = _entry("alltoall", domain, value.dtype, value.array.shape)
-    [(result, _, received)] = core.run(domain, number, [entry], [], [value.array], [counts])
-    rows = value.result(_present(result))
-    return rows if splits is None else (rows, np.array(received, np.int64))
+    return exchange(array, splits, name, process_set).run()
 
 
 def broadcast(
@@ -223,6 +220,42 @@ def broadcast(
 
     Raises: see ``allreduce``; InvalidArgument also for a root that is no member.
     """
+    return copying(array, root_rank, name, process_set).run()
+
+
+def barrier(name: str | None = None, *, process_set: ProcessSet = global_process_set) -> None:
+    """Returns when all ranks of the process set have called it."""
+    number = member_of(process_set, _what("barrier", name))
+    domain = name or f"barrier.{_call_site()}"
+    core.run(core.Spec(domain, number, [_entry("barrier", domain, "uint8", ())], []), [None])
+
+
+def exchange(
+    array: Any,
+    splits: Sequence[int] | np.ndarray | None,
+    name: str | None,
+    process_set: ProcessSet,
+) -> Call[Any]:
+    """Of ``alltoall``."""
+    what = _what("alltoall", name)
+    [value] = _rows([array], what)
+    number = member_of(process_set, what)
+    counts = None if splits is None else _splits(splits, what, number)
+    domain = name or _unnamed("alltoall", [value])
+    entry = _entry("alltoall", domain, value.dtype, value.array.shape)
+
+    def result(results: list[Result]) -> Any:
+        [(array, _, received)] = results
+        rows = value.result(_present(array))
+        return rows if splits is None else (rows, np.array(received, np.int64))
+
+    return Call(core.Spec(domain, number, [entry], []), [value.array], result, splits=[counts])
+
+
+def copying(
+    array: Any, root_rank: int, name: str | None, process_set: ProcessSet
+) -> Call[np.ndarray]:
+    """Of ``broadcast``."""
     what = _what("broadcast", name)
     value = as_input(array, what)
     number = member_of(process_set, what)
@@ -234,18 +267,11 @@ def broadcast(
     domain = name or _unnamed("broadcast", [value])
     entry = _entry("broadcast", domain, value.dtype, value.array.shape)
     entry["root"] = int(root_rank)
-    [(result, _, _)] = core.run(domain, number, [entry], [], [value.array])
-    return value.result(_present(result))
+    spec = core.Spec(domain, number, [entry], [])
+    return Call(spec, [value.array], lambda results: value.result(_present(results[0][0])))
 
 
-def barrier(name: str | None = None, *, process_set: ProcessSet = global_process_set) -> None:
-    """Returns when all ranks of the process set have called it."""
-    number = member_of(process_set, _what("barrier", name))
-    domain = name or f"barrier.{_call_site()}"
-    core.run(domain, number, [_entry("barrier", domain, "uint8", ())], [], [None])
-
-
-def _reduce(
+def reduction(
     operation: str,
     arrays: Sequence[Any],
     op: ReduceOp | int,
@@ -254,8 +280,8 @@ def _reduce(
     process_set: ProcessSet,
     wire: str | None,
     out: np.ndarray | None = None,  # of the only array
-    known_as: _Key | None = None,
-) -> list[np.ndarray]:
+) -> Call[list[np.ndarray]]:
+    """Of ``allreduce`` and ``reducescatter``, also grouped."""
     what = _what(operation, name)
     reduce_op = native_name(op, what)
     scatter = operation.endswith("reducescatter")
@@ -271,20 +297,13 @@ def _reduce(
         outputs = [out]
     number = member_of(process_set, what)
     if not values:
-        return []
+        return Call(None, [], lambda results: [])
     domain = name or _unnamed(operation, values)
     kind = "reducescatter" if scatter else "allreduce"
     key = (domain, number, kind, reduce_op, factors, wire)
     spec = _spec((*key, *((value.dtype, value.array.shape) for value in values)))
-    results = core.run_spec(spec, [value.array for value in values], outputs)
-    if known_as is not None and values[0].array is arrays[0]:
-        _know(known_as, spec)
-    if out is not None:
-        return [out]
-    return [
-        value.result(_present(result))
-        for value, (result, _, _) in zip(values, results, strict=True)
-    ]
+    result = _results_of(values) if out is None else lambda results: [out]
+    return Call(spec, [value.array for value in values], result, outputs)
 
 
 # Allreduces of one array that were good before: they need none of the checks of ``_reduce``. Under
@@ -316,7 +335,8 @@ def _key_of(array: np.ndarray, op: Any, name: Any, *arguments: Any) -> _Key | No
     return key
 
 
-def _know(key: _Key, spec: core.Spec) -> None:
+def _know(key: _Key, spec: core.Spec | None) -> None:
+    assert spec is not None  # there was an array
     if len(_known) >= _MOST_SPECS:
         _known.clear()
     _known[key] = spec
@@ -351,24 +371,28 @@ def _spec(key: tuple[Any, ...]) -> core.Spec:
     return spec
 
 
-def _allgather(
+def gathering(
     operation: str, arrays: Sequence[Any], name: str | None, process_set: ProcessSet
-) -> list[np.ndarray]:
+) -> Call[list[np.ndarray]]:
+    """Of ``allgather``, also grouped."""
     what = _what(operation, name)
     values = _rows(as_list(arrays, what), what)
     number = member_of(process_set, what)
     if not values:
-        return []
+        return Call(None, [], lambda results: [])
     domain = name or _unnamed(operation, values)
     labels = [domain] if len(values) == 1 else [f"{domain}/{i}" for i in range(len(values))]
     entries = [
         _entry("allgather", label, value.dtype, value.array.shape)
         for label, value in zip(labels, values, strict=True)
     ]
-    results = core.run(domain, number, entries, [], [value.array for value in values])
-    return [
-        value.result(_present(result))
-        for value, (result, _, _) in zip(values, results, strict=True)
+    spec = core.Spec(domain, number, entries, [])
+    return Call(spec, [value.array for value in values], _results_of(values))
+
+
+def _results_of(values: list[Input]) -> Callable[[list[Result]], list[np.ndarray]]:
+    return lambda results: [
+        value.result(_present(array)) for value, (array, _, _) in zip(values, results, strict=True)
     ]
 
 

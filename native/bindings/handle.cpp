@@ -254,19 +254,17 @@ class Handle {
 
 using Splits = std::vector<std::optional<std::vector<int64_t>>>;
 
-std::unique_ptr<Handle> Make(const std::string& name, int process_set, const py::list& entries,
-                             std::vector<int> group_ends, std::vector<py::object> inputs,
-                             Splits splits, std::vector<py::object> outputs) {
-  FreeOrphans();
-  return std::make_unique<Handle>(MakeSpec(name, process_set, entries, std::move(group_ends)),
-                                  std::move(inputs), std::move(splits), std::move(outputs));
-}
+// What a call asks for, apart from its tensors. Kept by callers that make the same call again: the
+// engine then has its plan, and the ranks have agreed on it.
+struct Spec {
+  DomainSpecPtr spec;
+};
 
-std::unique_ptr<Handle> Start(const std::string& name, int process_set, const py::list& entries,
-                              std::vector<int> group_ends, std::vector<py::object> inputs,
-                              Splits splits, std::vector<py::object> outputs) {
-  auto handle = Make(name, process_set, entries, std::move(group_ends), std::move(inputs),
-                     std::move(splits), std::move(outputs));
+std::unique_ptr<Handle> Start(const Spec& spec, std::vector<py::object> inputs,
+                              std::vector<py::object> outputs, Splits splits) {
+  FreeOrphans();
+  auto handle = std::make_unique<Handle>(spec.spec, std::move(inputs), std::move(splits),
+                                         std::move(outputs));
   handle->Launch(engine::Then::kStep);
   return handle;
 }
@@ -282,25 +280,10 @@ void LaunchAndFinish(Handle* handle) {
   }
 }
 
-py::list Run(const std::string& name, int process_set, const py::list& entries,
-             std::vector<int> group_ends, std::vector<py::object> inputs, Splits splits,
-             std::vector<py::object> outputs) {
-  const auto handle = Make(name, process_set, entries, std::move(group_ends), std::move(inputs),
-                           std::move(splits), std::move(outputs));
-  LaunchAndFinish(handle.get());
-  return handle->Results();
-}
-
-// What a call asks for, apart from its tensors. Kept by callers that make the same call again: the
-// engine then has its plan, and the ranks have agreed on it.
-struct Spec {
-  DomainSpecPtr spec;
-};
-
-py::list RunSpec(const Spec& spec, std::vector<py::object> inputs,
-                 std::vector<py::object> outputs) {
+py::list Run(const Spec& spec, std::vector<py::object> inputs, std::vector<py::object> outputs,
+             Splits splits) {
   FreeOrphans();
-  Handle handle(spec.spec, std::move(inputs), Splits{}, std::move(outputs));
+  Handle handle(spec.spec, std::move(inputs), std::move(splits), std::move(outputs));
   LaunchAndFinish(&handle);
   return handle.Results();
 }
@@ -339,13 +322,6 @@ void BindHandle(py::module_& m) {
       .def("done", &Handle::Done)
       .def("wait", &Handle::Wait, py::arg("timeout") = py::none())
       .def("abandon", &Handle::Abandon, py::arg("reason"));
-  const auto arguments = [&m](const char* name, auto function) {
-    m.def(name, function, py::arg("name"), py::arg("process_set"), py::arg("entries"),
-          py::arg("group_ends"), py::arg("inputs"), py::arg("splits") = Splits{},
-          py::arg("outputs") = std::vector<py::object>{});
-  };
-  arguments("start", &Start);
-  arguments("run", &Run);
   py::class_<Spec>(m, "Spec")
       .def(py::init([](const std::string& name, int process_set, const py::list& entries,
                        std::vector<int> group_ends) {
@@ -353,7 +329,12 @@ void BindHandle(py::module_& m) {
            }),
            py::arg("name"), py::arg("process_set"), py::arg("entries"), py::arg("group_ends"))
       .def("reduce", &ReduceOne, py::arg("array"), py::arg("out").none(true));
-  m.def("run_spec", &RunSpec, py::arg("spec"), py::arg("inputs"), py::arg("outputs"));
+  const auto call = [&m](const char* name, auto function) {
+    m.def(name, function, py::arg("spec"), py::arg("inputs"),
+          py::arg("outputs") = std::vector<py::object>{}, py::arg("splits") = Splits{});
+  };
+  call("start", &Start);
+  call("run", &Run);
 }
 
 }  // namespace gradred::bindings

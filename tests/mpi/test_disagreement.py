@@ -37,7 +37,7 @@ def start_another(size: int) -> Call:
         **{"label": "another", "op": "allreduce", "reduce_op": "sum", "dtype": "float64"},
         **{"wire": "float64", "shape": [5], "prescale": 1.0, "postscale": 1.0, "root": 0},
     }
-    handle = _core.start("another", 0, [entry], [], [np.arange(5.0)])
+    handle = _core.start(_core.Spec("another", 0, [entry], []), [np.arange(5.0)])
 
     def check() -> None:
         [(result, present, _)] = handle.wait(30)

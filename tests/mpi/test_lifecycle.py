@@ -223,7 +223,7 @@ def entry(count: int) -> dict:
 
 def test_handles(job) -> None:
     def start() -> _core.Handle:
-        return _core.start("late", 0, [entry(4)], [], [np.ones(4, np.float32)])
+        return _core.start(_core.Spec("late", 0, [entry(4)], []), [np.ones(4, np.float32)])
 
     if job.rank == 0 and job.size > 1:
         handle = start()
@@ -246,12 +246,14 @@ def test_handles(job) -> None:
 def test_a_dropped_handle_keeps_its_memory_until_done(job) -> None:
     for _ in range(5):
         if job.rank == 0:
-            _core.start("dropped", 0, [entry(1 << 16)], [], [np.ones(1 << 16, np.float32)])
+            _core.start(
+                _core.Spec("dropped", 0, [entry(1 << 16)], []), [np.ones(1 << 16, np.float32)]
+            )
             job.barrier()
         else:
             job.barrier()
             [(result, _, _)] = _core.run(
-                "dropped", 0, [entry(1 << 16)], [], [np.ones(1 << 16, np.float32)]
+                _core.Spec("dropped", 0, [entry(1 << 16)], []), [np.ones(1 << 16, np.float32)]
             )
             assert (result == job.size).all()
     gr.barrier()
@@ -260,7 +262,7 @@ def test_a_dropped_handle_keeps_its_memory_until_done(job) -> None:
 def test_absent_members(job) -> None:
     mine = None if job.rank == 0 else np.full(4, 2.0, np.float32)
     before = gr.metrics().partly_absent
-    [(result, present, _)] = _core.run("absent", 0, [entry(4)], [], [mine])
+    [(result, present, _)] = _core.run(_core.Spec("absent", 0, [entry(4)], []), [mine])
     assert (result == 2 * (job.size - 1)).all()
     assert present == job.size - 1
     assert gr.metrics().partly_absent == before + (job.size > 1)
@@ -275,10 +277,10 @@ def test_wrong_inputs_of_a_batch() -> None:
         (["good"], "NumPy array"),
     ):
         with pytest.raises(gr.InvalidArgument, match=text):
-            _core.run("wrong", 0, [entry(4)], [], inputs)
+            _core.run(_core.Spec("wrong", 0, [entry(4)], []), inputs)
     for key, value in (("op", "scan"), ("dtype", "float128"), ("reduce_op", "xor")):
         with pytest.raises(gr.InvalidArgument, match=f"'{value}': expected one of"):
-            _core.run("wrong", 0, [{**entry(4), key: value}], [], [good])
+            _core.run(_core.Spec("wrong", 0, [{**entry(4), key: value}], []), [good])
 
 
 def test_a_forked_child_has_no_engine() -> None:

@@ -149,7 +149,7 @@ def test_a_removed_set(rank: int, size: int) -> None:
     entry = {"label": "x", "op": "barrier", "reduce_op": "sum", "dtype": "uint8", "wire": "uint8"}
     entry |= {"shape": [], "prescale": 1.0, "postscale": 1.0, "root": 0}
     with pytest.raises(gr.InvalidArgument, match=f"process set {ids[0]} has been removed"):
-        _core.run("late", ids[0], [entry], [], [None])
+        _core.run(_core.Spec("late", ids[0], [entry], []), [None])
     with pytest.raises(gr.InvalidArgument, match="no process set 100000"):
         _core.process_set_ranks(100000)
 

@@ -82,8 +82,8 @@ if gr.rank() != 1:
             print(json.dumps([record.levelname, record.getMessage(), time.monotonic() - start]))
     logging.getLogger("gradred").addHandler(Print())
     start = time.monotonic()
-    known = _core.start("step", 0, [{**entry, "label": "step"}], [], [np.ones(3)])
-    new = _core.start("new", 0, [{**entry, "label": "new"}], [], [np.ones(3)])
+    known = _core.start(_core.Spec("step", 0, [{**entry, "label": "step"}], []), [np.ones(3)])
+    new = _core.start(_core.Spec("new", 0, [{**entry, "label": "new"}], []), [np.ones(3)])
     survive(known.wait)
     survive(new.wait)
 else:
