@@ -1,6 +1,6 @@
 // Seam: the orchestration protocol of one process set, as a state machine. Events in, actions out;
 // no threads, no I/O, no clock. The engine performs the actions with a communicator, the property
-// tests at once, the scale study in a simulator.
+// tests on a virtual clock.
 #pragma once
 
 #include <cstdint>
