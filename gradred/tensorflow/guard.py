@@ -102,6 +102,8 @@ def _domain_of(op: Any) -> bytes | None:
     name = "domain"
     if op.type == "GradredWait":
         op = op.inputs[0].op
+    elif op.type == "GradredReduce":
+        op = op.inputs[1].op
     elif op.type != "GradredRunList":
         name = _MARK
     try:

@@ -71,7 +71,13 @@ def _not_differentiable(op: Any, *_: Any) -> None:
     )
 
 
-for _name in ("GradredSubmit", "GradredWait", "GradredRunList", "GradredAllToAll"):
+for _name in (
+    "GradredSubmit",
+    "GradredWait",
+    "GradredReduce",
+    "GradredRunList",
+    "GradredAllToAll",
+):
     tf.RegisterGradient(_name)(_not_differentiable)
 tf.no_gradient("GradredBegin")
 tf.no_gradient("GradredJoin")

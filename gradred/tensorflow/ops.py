@@ -139,6 +139,10 @@ def reduce_members(
     # See Note [Begin, Submit, Join, Wait] in native/tf/call_table.h.
     begin = ops.gradred_begin(domain=domain.key)
     graph.run_independently(begin.op)
+    if len(tensors) == 1 and not absent:
+        only = ops.gradred_reduce(tensors[0], begin)
+        graph.run_independently(only.op)
+        return [only], {}
     submits = []
     for position, tensor in enumerate(tensors):
         submit = ops.gradred_submit(

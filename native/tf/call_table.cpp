@@ -74,7 +74,7 @@ engine::Submission Call::SubmissionOf(int position) {
   return submission;
 }
 
-void Call::Submit(int position, Staged staged) {
+void Call::Submit(int position, Staged staged, engine::Then then) {
   const engine::Shape shape = ShapeOf(staged.output.get());
   CheckFits(*spec_, position, DTypeOf(staged.output.get()), shape);
   const std::shared_ptr<engine::Engine> engine = engine_.lock();
@@ -97,8 +97,7 @@ void Call::Submit(int position, Staged staged) {
     batch = batch_;
   }
   if (engine == nullptr) throw Error(Kind::kNotInitialized, "the engine was shut down");
-  for (auto& [at, submission] : ready)
-    engine->Submit(batch, at, std::move(submission), engine::Then::kStep);
+  for (auto& [at, submission] : ready) engine->Submit(batch, at, std::move(submission), then);
 }
 
 void Call::Wait(Waiter waiter) {
@@ -238,6 +237,18 @@ CallPtr CallTable::Join(const std::vector<int64_t>& tickets) {
   const auto by_key = by_key_.find(open.call->key());
   if (by_key != by_key_.end() && by_key->second == tickets[0]) by_key_.erase(by_key);
   return open.call;
+}
+
+CallPtr CallTable::Take(int64_t ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = calls_.find(ticket);
+  if (found == calls_.end()) throw Error(Kind::kInternal, "the call of a ticket is gone");
+  const CallPtr call = found->second.call;
+  if (call->size() != 1)
+    throw Error(Kind::kInternal, "'" + call->key().domain + "' has " +
+                                     std::to_string(call->size()) + " tensors, expected one");
+  Forget(ticket);
+  return call;
 }
 
 void CallTable::DropTicket(int64_t id) {

@@ -24,6 +24,7 @@ namespace gradred::tf {
 // TensorFlow drops the tickets. A ticket dropped before Join is therefore the sign that this rank
 // gave its step up, and the moment to tell the others. With one asynchronous op a tensor instead,
 // the step would hang: TensorFlow waits for pending ops, and the others never submit the rest.
+// Where N is 1, that cannot be: then one asynchronous op, Reduce, does all but Begin.
 
 // Note [All or nothing]
 // A Wait returns when the whole call has ended, and fails if any member failed. With each on its
@@ -66,7 +67,8 @@ class Call : public std::enable_shared_from_this<Call> {
   int size() const { return static_cast<int>(members_.size()); }
 
   // Throws kInvalidArgument when the tensor does not fit the spec.
-  void Submit(int position, Staged staged);
+  // `then`: kStep, or kWait if a Wait by the same thread follows at once.
+  void Submit(int position, Staged staged, engine::Then then);
   // `waiter` runs once, here or in another thread's step of the engine, when all results are there.
   // After Submit, holding no lock. See Note [All or nothing]
   void Wait(Waiter waiter);
@@ -123,6 +125,9 @@ class CallTable {
   // All members are submitted: tickets may go. Throws kInternal when the tickets are not those of
   // one whole call.
   CallPtr Join(const std::vector<int64_t>& tickets);
+  // The call of one member that a Begin's ticket stands for: no Submit claims it, and no Join
+  // follows. Throws kInternal for another call, or if it was taken before.
+  CallPtr Take(int64_t ticket);
   void DropTicket(int64_t id);
   void DropJoined(int64_t id);
 

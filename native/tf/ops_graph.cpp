@@ -1,5 +1,5 @@
-// GradredBegin, GradredSubmit, GradredJoin, GradredWait, GradredPresent. See Note [Begin, Submit,
-// Join, Wait]
+// GradredBegin, GradredSubmit, GradredJoin, GradredWait, GradredReduce, GradredPresent. See Note
+// [Begin, Submit, Join, Wait]
 #include "call_table.h"
 #include "domains.h"
 #include "instances.h"
@@ -71,7 +71,7 @@ void Submit(void* kernel, TF_OpKernelContext* context) {
   const auto* k = static_cast<const SubmitKernel*>(kernel);
   Staged staged = Stage(context, k->absent);
   const CallPtr call = Claim(context, k->instance, k->position, 1);
-  call->Submit(k->position, std::move(staged));
+  call->Submit(k->position, std::move(staged), engine::Then::kStep);
 }
 
 void Join(void*, TF_OpKernelContext* context) {
@@ -87,23 +87,45 @@ void* CreateWait(TF_OpKernelConstruction* construction) {
 }
 void DestroyWait(void* kernel) { delete static_cast<int*>(kernel); }
 
-void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
-  const CallPtr call = CallTable::The().Find(ScalarInput(context, 1));
-  const int position = *static_cast<const int*>(kernel);
+// Ends the kernel with the result of `position` when the whole call has ended. `staged`: emits what
+// Submit has emitted, input 0; else output 0 is set already, but for a replacement.
+void EmitWhenFinished(TF_OpKernelContext* context, const CallPtr& call, int position, bool staged,
+                      Done done) {
   // The callback is the call's, so it holds no reference to it.
-  call->Wait([context, position, call = call.get(), done = std::move(done)](const Status& failure) {
+  call->Wait([context, position, staged, call = call.get(),
+              done = std::move(done)](const Status& failure) {
     try {
       ThrowIfError(failure);
       SharedTensor reduced = call->TakeReplacement(position);
-      if (reduced == nullptr) reduced = Input(context, 0);
-      TfStatus status;
-      TheApi().SetOutput(context, 0, reduced.get(), status);
-      status.ThrowIfError();
+      if (reduced == nullptr && staged) reduced = Input(context, 0);
+      if (reduced != nullptr) {
+        TfStatus status;
+        TheApi().SetOutput(context, 0, reduced.get(), status);
+        status.ThrowIfError();
+      }
     } catch (...) {
       Fail(context, CurrentException());
     }
     done();
   });
+}
+
+void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
+  EmitWhenFinished(context, CallTable::The().Find(ScalarInput(context, 1)),
+                   *static_cast<const int*>(kernel), /*staged=*/true, std::move(done));
+}
+
+// Submit, Join and Wait of a call that has one member. Each op costs microseconds, and there is
+// nothing to join.
+void Reduce(void*, TF_OpKernelContext* context, Done done) {
+  const CallPtr call = CallTable::The().Take(ScalarInput(context, 1));
+  try {
+    call->Submit(0, Stage(context, /*absent=*/false), engine::Then::kWait);
+  } catch (...) {
+    call->Abandon(CurrentException().message());
+    throw;
+  }
+  EmitWhenFinished(context, call, 0, /*staged=*/false, std::move(done));
 }
 
 // How many ranks brought a tensor. The first input is there for the order: a result of the call.
@@ -165,6 +187,16 @@ const std::vector<OpDefinition>& GraphOps() {
        &DestroyWait,
        nullptr,
        &Wait},
+      {"GradredReduce",
+       {kTensorType},
+       {"tensor: T", "ticket: int64"},
+       {"reduced: T"},
+       /*stateful=*/true,
+       &ShapeOfInput,
+       nullptr,
+       nullptr,
+       nullptr,
+       &Reduce},
       {"GradredPresent",
        {kTensorType, "position: int"},
        {"reduced: T", "joined: int64"},
