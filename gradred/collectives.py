@@ -80,9 +80,12 @@ def allreduce(
     """
     key, factors = None, (prescale_factor, postscale_factor)
     if type(array) is np.ndarray:
-        number = getattr(process_set, "process_set_id", None)  # it has another when added again
-        key = _key_of(array, op, name, factors, process_set, number, wire)
-        if key is not None and (known := _known.get(key)) is not None:
+        key = _key_of(array, op, name, factors, process_set, wire)
+        try:
+            known = _known.get(key)
+        except TypeError:  # of an argument that has no hash: it is refused below
+            key = known = None
+        if known is not None:
             result = known.reduce(array, out)
             if result is not None:
                 return result
@@ -309,30 +312,26 @@ def reduction(
 # Allreduces of one array that were good before: they need none of the checks of ``_reduce``. Under
 # the settings of one ``init``.
 _Key = tuple[Any, ...]
-_known: dict[_Key, core.Spec] = {}
+_known: dict[_Key | None, core.Spec] = {}
 _known_under: Any = None
 
 
-def _key_of(array: np.ndarray, op: Any, name: Any, *arguments: Any) -> _Key | None:
-    """What makes two calls of ``allreduce`` the same, but for contents and ``out``; or None.
-
-    arguments: factors, process set and its id, wire.
-    """
+def _key_of(
+    array: np.ndarray, op: Any, name: Any, factors: Any, process_set: Any, wire: Any
+) -> _Key | None:
+    """What makes two calls of ``allreduce`` the same, but for contents and ``out``; or None."""
     global _known_under
-    if _known_under is not basics.current_settings():
+    settings = basics.current_settings()
+    if _known_under is not settings:
         _known.clear()
-        _known_under = basics.current_settings()
+        _known_under = settings
     if not name:
         frame = sys._getframe(2)
         if frame.f_globals.get("__name__", "").startswith("gradred."):
             return None  # the line that names the call is farther out
         name = (frame.f_code, frame.f_lineno)
-    key = (name, op, array.dtype, array.shape, *arguments)
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    number = getattr(process_set, "process_set_id", None)  # it has another when added again
+    return (name, op, array.dtype, array.shape, factors, process_set, number, wire)
 
 
 def _know(key: _Key, spec: core.Spec | None) -> None:

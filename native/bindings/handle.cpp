@@ -66,18 +66,17 @@ bool OutputKnown(Op op) { return op == Op::kAllReduce || op == Op::kBroadcast; }
 
 // The array of an input or output; throws kInvalidArgument when it does not fit its entry.
 py::array ArrayOf(const EntrySpec& entry, const py::object& object, const char* what) {
-  const std::string where =
-      std::string(engine::OpName(entry.op)) + " of '" + entry.label + "': " + what + ": ";
-  if (!py::isinstance<py::array>(object))
-    throw Error(Kind::kInvalidArgument, where + "expected a NumPy array");
+  const auto refuse = [&](const std::string& why) {
+    throw Error(Kind::kInvalidArgument, std::string(engine::OpName(entry.op)) + " of '" +
+                                            entry.label + "': " + what + ": " + why);
+  };
+  if (!py::isinstance<py::array>(object)) refuse("expected a NumPy array");
   const auto array = py::reinterpret_borrow<py::array>(object);
-  if ((array.flags() & py::array::c_style) == 0) {
-    throw Error(Kind::kInvalidArgument, where + "expected a C-contiguous array");
-  }
+  if ((array.flags() & py::array::c_style) == 0) refuse("expected a C-contiguous array");
   const int64_t expected = CountOf(entry.shape) * DTypeSize(entry.dtype);
   if (array.nbytes() != expected) {
-    throw Error(Kind::kInvalidArgument, where + "expected " + std::to_string(expected) +
-                                            " bytes, got " + std::to_string(array.nbytes()));
+    refuse("expected " + std::to_string(expected) + " bytes, got " +
+           std::to_string(array.nbytes()));
   }
   return array;
 }
@@ -168,21 +167,22 @@ class Handle {
 
   // The same without results.
   void Finish(std::optional<double> timeout_s) {
-    const Nanos deadline =
-        timeout_s && *timeout_s < 1e9 ? Now() + static_cast<Nanos>(*timeout_s * kSecond) : kForever;
+    const bool limited = timeout_s && *timeout_s < 1e9;
+    const Nanos deadline = limited ? Now() + static_cast<Nanos>(*timeout_s * kSecond) : kForever;
     const std::chrono::nanoseconds longest = SignalSlice();
-    Step(std::min<Nanos>(longest.count(), deadline - Now()));
-    for (;;) {
-      const auto slice = std::min(longest, std::chrono::nanoseconds(deadline - Now()));
-      bool done;
+    const auto slice = [&] {
+      return limited ? std::min(longest, std::chrono::nanoseconds(deadline - Now())) : longest;
+    };
+    bool done = Step(slice().count());
+    while (!done) {
       {
         py::gil_scoped_release release;
         std::unique_lock<std::mutex> lock(flight_->mutex);
-        done = flight_->finished.wait_for(lock, slice, [this] { return flight_->left == 0; });
+        done = flight_->finished.wait_for(lock, slice(), [this] { return flight_->left == 0; });
       }
       if (done) break;
       CheckSignals();
-      if (Now() >= deadline) {
+      if (limited && Now() >= deadline) {
         throw Error(Kind::kTimeout, "'" + spec_->name + "' is not finished after " +
                                         std::to_string(*timeout_s) +
                                         " s; it goes on, wait again for its results");
@@ -208,11 +208,12 @@ class Handle {
   }
 
  private:
-  // Moves the engine on in this thread, which has nothing else to do.
-  void Step(Nanos longest) {
+  // Moves the engine on in this thread, which has nothing else to do. True if it has finished.
+  bool Step(Nanos longest) {
     py::gil_scoped_release release;
     if (const auto engine = engine_.lock())
       engine->StepUntil([this] { return flight_->Done(); }, longest);
+    return flight_->Done();
   }
 
   void Prepare(size_t i, engine::Submission* submission) {

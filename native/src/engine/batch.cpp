@@ -29,16 +29,12 @@ Batch::Batch(DomainSpecPtr spec, std::shared_ptr<const Plan> plan, std::vector<S
       metrics_(std::move(metrics)),
       slots_(std::move(slots)),
       members_(spec_->entries.size()),
-      submitted_(members_.size(), false),
-      completed_(members_.size(), false),
-      packing_(members_.size(), false),
-      packed_(members_.size(), false),
-      counts_(plan_->groups.size()),
-      state_(plan_->groups.size(), State::kFilling),
+      groups_(plan_->groups.size()),
       not_submitted_(static_cast<int>(members_.size())),
       not_completed_(not_submitted_),
       trace_(*spec_, plan_) {
-  for (const GroupPlan& group : plan_->groups) missing_.push_back(group.last - group.first);
+  for (size_t g = 0; g < groups_.size(); ++g)
+    groups_[g].missing = plan_->groups[g].last - plan_->groups[g].first;
 }
 
 Batch::~Batch() {
@@ -46,7 +42,7 @@ Batch::~Batch() {
   for (const SlotPtr& slot : slots_)
     if (slot) slot->Quit(this);
   for (size_t i = 0; i < members_.size(); ++i)
-    if (submitted_[i] && !completed_[i])
+    if (members_[i].submitted && !members_[i].completed)
       Complete(static_cast<int>(i),
                {{Kind::kInternal, "the engine dropped '" + spec_->name + "'"}, {}, 0, {}}, &lock);
 }
@@ -59,21 +55,24 @@ int Batch::Submit(int position, Submission submission) {
       throw Error(Kind::kInvalidArgument, "position " + std::to_string(position) + " of '" +
                                               spec_->name + "', which has " +
                                               std::to_string(members_.size()) + " entries");
-    if (submitted_[position])
+    Member& member = members_[position];
+    if (member.submitted)
       throw Error(Kind::kInvalidArgument, "'" + spec_->entries[position].label + "' (position " +
                                               std::to_string(position) + " of '" + spec_->name +
                                               "') was submitted twice in one batch");
-    submitted_[position] = true;
-    members_[position] = std::move(submission);
+    member.submitted = true;
+    member.submission = std::move(submission);
     if (--not_submitted_ == 0) last_submit_ = Now();
     const int group = plan_->group_of[position];
-    if (state_[group] != State::kFailed) trace_.Submitted(position, group, not_submitted_ == 0);
-    if (state_[group] != State::kFailed && SlotOf(group)) at = SlotOf(group)->StartPack(this);
+    if (groups_[group].state != State::kFailed) {
+      trace_.Submitted(position, group, not_submitted_ == 0);
+      if (SlotOf(group)) at = SlotOf(group)->StartPack(this);
+    }
     if (!at) return Arrive(position, &lock);
-    packing_[position] = true;  // who fails the group meanwhile leaves this member to us
+    member.packing = true;  // who fails the group meanwhile leaves this member to us
   }
   const int group = plan_->group_of[position];
-  const Submission& member = members_[position];
+  const Submission& member = members_[position].submission;
   reduce::ConvertCounts counts;
   {
     const timeline::Span span("pack", timeline::kNone, tag(), group, position);
@@ -83,36 +82,36 @@ int Batch::Submit(int position, Submission submission) {
   }
   SlotOf(group)->EndPack();
   Lock lock(this);
-  packing_[position] = false;
-  packed_[position] = true;
-  counts_[group].non_finite += counts.non_finite;
-  counts_[group].saturated += counts.saturated;
+  members_[position].packing = false;
+  members_[position].packed = true;
+  groups_[group].counts.non_finite += counts.non_finite;
+  groups_[group].counts.saturated += counts.saturated;
   return Arrive(position, &lock);
 }
 
 int Batch::Arrive(int position, Lock* lock) {
   const int group = plan_->group_of[position];
-  if (state_[group] == State::kFailed) {
+  if (groups_[group].state == State::kFailed) {
     Complete(position, {failure_, {}, 0, {}}, lock);
     return -1;
   }
-  if (--missing_[group] > 0) return -1;
-  state_[group] = State::kReady;
+  if (--groups_[group].missing > 0) return -1;
+  groups_[group].state = State::kReady;
   trace_.Ready(group);
   return group;
 }
 
 bool Batch::IsReady(int group) const {
   Lock lock(this);
-  return state_[group] == State::kReady;
+  return groups_[group].state == State::kReady;
 }
 
 void Batch::Start(int group) {
   Lock lock(this);
-  if (state_[group] != State::kReady)
+  if (groups_[group].state != State::kReady)
     throw Error(Kind::kInternal,
                 "group " + std::to_string(group) + " of '" + spec_->name + "' runs unready");
-  state_[group] = State::kRunning;
+  groups_[group].state = State::kRunning;
   trace_.Agreed(group);
 }
 
@@ -121,20 +120,21 @@ std::vector<Submission*> Batch::Take(int group) {
   trace_.Started(group);
   std::vector<Submission*> members;
   for (int i = plan_->groups[group].first; i < plan_->groups[group].last; ++i)
-    members.push_back(&members_[i]);
+    members.push_back(&members_[i].submission);
   return members;
 }
 
 Batch::Packed Batch::TakePacked(int group) {
   Lock lock(this);
-  const GroupPlan& plan = plan_->groups[group];
-  return {{packed_.begin() + plan.first, packed_.begin() + plan.last}, counts_[group]};
+  Packed packed{{}, groups_[group].counts};
+  for (int i = plan_->groups[group].first; i < plan_->groups[group].last; ++i)
+    packed.members.push_back(members_[i].packed);
+  return packed;
 }
 
 void Batch::Complete(int position, Result result, Lock* lock) {
-  completed_[position] = true;
-  Submission submission = std::move(members_[position]);
-  members_[position] = {};
+  members_[position].completed = true;
+  Submission submission = std::exchange(members_[position].submission, {});
   const bool last = --not_completed_ == 0;
   if (last && result.status.ok() && not_submitted_ == 0) {
     const double wait = Seconds(Now() - last_submit_);
@@ -154,7 +154,7 @@ void Batch::Complete(int position, Result result, Lock* lock) {
 
 void Batch::Finish(int group, std::vector<Result> results) {
   Lock lock(this);
-  state_[group] = State::kFinished;
+  groups_[group].state = State::kFinished;
   if (SlotOf(group)) SlotOf(group)->Quit(this);
   trace_.Ended(group);
   for (size_t i = 0; i < results.size(); ++i)
@@ -171,15 +171,16 @@ void Batch::FailRest(const Status& status) {
   Lock lock(this);
   if (failure_.ok()) failure_ = status;
   bool any = false;
-  for (size_t g = 0; g < state_.size(); ++g) {
-    if (state_[g] != State::kFilling && state_[g] != State::kReady) continue;
-    state_[g] = State::kFailed;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    State& state = groups_[g].state;
+    if (state != State::kFilling && state != State::kReady) continue;
+    state = State::kFailed;
     trace_.Ended(static_cast<int>(g));
     any = true;
     if (SlotOf(static_cast<int>(g))) SlotOf(static_cast<int>(g))->Quit(this);
     for (int i = plan_->groups[g].first; i < plan_->groups[g].last; ++i)
-      if (submitted_[i] && !completed_[i] && !packing_[i])
-        Complete(static_cast<int>(i), {failure_, {}, 0, {}}, &lock);
+      if (members_[i].submitted && !members_[i].completed && !members_[i].packing)
+        Complete(i, {failure_, {}, 0, {}}, &lock);
   }
   if (any) metrics_->Update([](Metrics& m) { ++m.abandoned; });
 }

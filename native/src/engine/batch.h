@@ -77,12 +77,18 @@ class Batch {
   const std::shared_ptr<MetricsStore> metrics_;
   const std::vector<SlotPtr> slots_;
   mutable std::mutex mutex_;
-  std::vector<Submission> members_;
-  std::vector<bool> submitted_, completed_;
-  std::vector<bool> packing_, packed_;         // being read by Submit; lies in the slot
-  std::vector<int> missing_;                   // by group: members not submitted
-  std::vector<reduce::ConvertCounts> counts_;  // by group, of what is packed
-  std::vector<State> state_;                   // by group
+  struct Member {
+    Submission submission;
+    bool submitted = false, completed = false;
+    bool packing = false, packed = false;  // being read by Submit; lies in the slot
+  };
+  struct Group {
+    int missing = 0;  // members not submitted
+    State state = State::kFilling;
+    reduce::ConvertCounts counts;  // of what is packed
+  };
+  std::vector<Member> members_;
+  std::vector<Group> groups_;
   Status failure_;
   int not_submitted_, not_completed_;
   Nanos last_submit_ = 0;

@@ -172,6 +172,7 @@ Status ControlLoop::failure() const {
 }
 
 bool ControlLoop::RunCommands() {
+  if (!HasInbox()) return false;
   std::vector<Command> commands;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -223,7 +224,7 @@ bool ControlLoop::AwaitsMessages() const {
 Nanos ControlLoop::NextWake() const {
   if (faulty_) return Now() + kMillisecond;
   if (AllShutDown()) return 0;
-  Nanos next = std::min(next_watch_, stalls_.NextWake(sets_));
+  Nanos next = next_watch_;
   for (const auto& set : sets_) next = std::min(next, set->NextWake());
   return next;
 }
@@ -297,8 +298,10 @@ bool ControlLoop::Step() {
   const Nanos now = Now();
   if (!faulty_)
     for (const auto& set : sets_) moved |= set->Poll(now);
-  if (now >= next_watch_ || faulty_ || now >= stalls_.NextWake(sets_)) Watch(now);
+  const bool watches = now >= next_watch_ || faulty_;
+  if (watches) Watch(now);
   if (moved) PublishCounters();
+  if (moved || watches) next_watch_ = std::min(next_watch_, stalls_.NextWake(sets_, now));
   return moved;
 }
 

@@ -60,6 +60,7 @@ void DataLoop::AddSet(int set_id, int lane, std::vector<int> members) {
   set.members = std::move(members);
   std::lock_guard<std::mutex> lock(mutex_);
   new_sets_.emplace_back(set_id, std::move(set));
+  SetInboxFull(true);
 }
 
 void DataLoop::WhenIdle(int set_id, bool drop, std::function<void()> done) {
@@ -109,6 +110,7 @@ void DataLoop::StopWith(const Status& cause) {
 }
 
 bool DataLoop::TakeInbox() {
+  if (!HasInbox()) return false;
   std::vector<RunItem> items;
   {
     std::lock_guard<std::mutex> lock(mutex_);

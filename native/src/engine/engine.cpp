@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "base/forks.h"
 #include "base/page_pool.h"
 #include "engine/completions.h"
 #include "engine/control_loop.h"
@@ -450,7 +451,8 @@ class Engine::Impl final : public BatchRunner {
   int next_set_ = 1;
 };
 
-Engine::Engine(std::unique_ptr<comm::World> world, EngineOptions options) : pid_(getpid()) {
+Engine::Engine(std::unique_ptr<comm::World> world, EngineOptions options)
+    : pid_(getpid()), forks_(Forks()) {
   const std::shared_ptr<comm::World> shared = std::move(world);
   try {
     impl_ = std::make_unique<Impl>(shared, options);
@@ -469,7 +471,7 @@ Engine::~Engine() {
                             // parent uses
 }
 
-bool Engine::InChild() const { return getpid() != pid_; }
+bool Engine::InChild() const { return Forks() != forks_; }
 
 Engine::Impl& Engine::Mine() const {
   if (InChild())

@@ -125,7 +125,7 @@ class Engine {
   bool InChild() const;
   Impl& Mine() const;  // throws kNotInitialized in a forked child
   std::unique_ptr<Impl> impl_;
-  const int pid_;
+  const int pid_, forks_;
 };
 
 // --- The process's engine

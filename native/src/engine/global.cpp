@@ -4,6 +4,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/forks.h"
 #include "engine/engine.h"
 
 namespace gradred::engine {
@@ -12,7 +13,8 @@ namespace {
 struct State {
   std::mutex mutex;
   std::shared_ptr<Engine> engine;
-  pid_t pid = 0;
+  pid_t pid = 0;  // that has set it; 0: none
+  int forks = 0;
   std::unordered_map<std::string, DomainSpecPtr> specs;
 };
 State& TheState() {
@@ -28,16 +30,17 @@ void SetGlobal(std::shared_ptr<Engine> engine) {
   old = std::move(TheState().engine);
   TheState().engine = std::move(engine);
   TheState().pid = getpid();
+  TheState().forks = Forks();
 }
 
 std::shared_ptr<Engine> GlobalOrNull() {
-  if (TheState().pid != getpid()) return nullptr;
+  if (TheState().forks != Forks()) return nullptr;
   std::lock_guard<std::mutex> lock(TheState().mutex);
   return TheState().engine;
 }
 
 std::shared_ptr<Engine> Global() {
-  if (TheState().pid != 0 && TheState().pid != getpid())
+  if (TheState().pid != 0 && TheState().forks != Forks())
     throw Error(Kind::kNotInitialized,
                 "this process was forked from one that uses gradred; the engine stays with the "
                 "parent (pid " +

@@ -57,13 +57,12 @@ void SetControl::FailHeld(const Status& status) {
 
 void SetControl::OpenNow(const BatchPtr& batch, std::optional<std::string> abandoned) {
   Queue& queue = queues_[batch->spec().name];
-  queue.batches.push_back(batch);
-  queue.abandoned.push_back(std::move(abandoned));
+  queue.batches.push_back({batch, std::move(abandoned)});
   if (queue.batches.size() == 1) BeginFirst(&queue);
 }
 
 void SetControl::BeginFirst(Queue* queue) {
-  const BatchPtr batch = queue->batches.front();
+  const auto& [batch, abandoned] = queue->batches.front();
   const int groups = static_cast<int>(batch->plan().groups.size());
   queue->begun = true;
   queue->groups_left = groups;
@@ -71,19 +70,19 @@ void SetControl::BeginFirst(Queue* queue) {
   Enqueue(core::Begin{batch->plan().declaration});
   for (int g = 0; g < groups; ++g)
     if (batch->IsReady(g)) ReportReady(queue, g);
-  if (queue->abandoned.front())
-    Enqueue(core::Abandon{batch->spec().name, *queue->abandoned.front()}, batch);
+  if (abandoned) Enqueue(core::Abandon{batch->spec().name, *abandoned}, batch);
 }
 
 void SetControl::ReportReady(Queue* queue, int group) {
   if (queue->ready_since[group] != 0) return;
   queue->ready_since[group] = Now();
-  Enqueue(core::Ready{queue->batches.front()->spec().name, group}, queue->batches.front());
+  const BatchPtr& batch = queue->batches.front().batch;
+  Enqueue(core::Ready{batch->spec().name, group}, batch);
 }
 
 bool SetControl::IsStarted(const BatchPtr& batch) const {
   const auto at = queues_.find(batch->spec().name);
-  return at != queues_.end() && at->second.begun && at->second.batches.front() == batch;
+  return at != queues_.end() && at->second.begun && at->second.batches.front().batch == batch;
 }
 
 void SetControl::GroupReady(const BatchPtr& batch, int group) {
@@ -100,11 +99,12 @@ void SetControl::Abandon(const BatchPtr& batch, const std::string& reason, Kind 
   const auto at = queues_.find(batch->spec().name);
   if (at == queues_.end()) return;  // ended already
   Queue& queue = at->second;
-  for (size_t i = 0; i < queue.batches.size(); ++i) {
-    if (queue.batches[i] != batch || queue.abandoned[i]) continue;
-    queue.abandoned[i] = reason;
-    if (i == 0 && queue.begun) Enqueue(core::Abandon{batch->spec().name, reason, kind}, batch);
-    break;
+  const auto found = std::find_if(queue.batches.begin(), queue.batches.end(),
+                                  [&](const auto& w) { return w.batch == batch && !w.abandoned; });
+  if (found != queue.batches.end()) {
+    found->abandoned = reason;
+    if (found == queue.batches.begin() && queue.begun)
+      Enqueue(core::Abandon{batch->spec().name, reason, kind}, batch);
   }
   Drain();
 }
@@ -138,24 +138,24 @@ Status SetControl::Named(const std::string& domain, const Status& status) const 
 
 BatchPtr SetControl::WholeBatch(const std::string& domain, Nanos* since) const {
   const auto at = queues_.find(domain);
-  if (at == queues_.end() || !at->second.begun || at->second.abandoned.front()) return nullptr;
+  if (at == queues_.end() || !at->second.begun || at->second.batches.front().abandoned)
+    return nullptr;
   Nanos last = 0;
   for (const Nanos ready : at->second.ready_since) {
     if (ready <= 0) return nullptr;
     last = std::max(last, ready);
   }
   if (since) *since = last;
-  return at->second.batches.front();
+  return at->second.batches.front().batch;
 }
 
 void SetControl::EndFirst(const std::string& domain) {
   const auto at = queues_.find(domain);
   Queue& queue = at->second;
   queue.batches.pop_front();
-  queue.abandoned.pop_front();
   queue.begun = false;
   if (shutdown_asked_) {  // nothing begins any more
-    for (const BatchPtr& batch : queue.batches) batch->FailRest(closed_);
+    for (const auto& waiting : queue.batches) waiting.batch->FailRest(closed_);
     queue.batches.clear();
   }
   if (queue.batches.empty())
@@ -165,19 +165,22 @@ void SetControl::EndFirst(const std::string& domain) {
 }
 
 void SetControl::Drain() {
-  std::vector<core::Action> actions;
+  std::vector<core::Action> actions = std::move(actions_);
+  const Nanos now = pending_.empty() ? 0 : Now();
   while (!pending_.empty()) {
     const Pending next = std::move(pending_.front());
     pending_.pop_front();
     if (next.batch && !IsStarted(next.batch)) continue;
     actions.clear();
     const int64_t empty = negotiator_.counters().empty_rounds;
-    negotiator_.Step(next.event, Now(), &actions);
+    negotiator_.Step(next.event, now, &actions);
     if (std::holds_alternative<core::RoundDone>(next.event) ||
         std::holds_alternative<core::UnionDone>(next.event))
       rounds_.End(negotiator_.counters().empty_rounds == empty);
-    for (const core::Action& action : actions) Perform(action);
+    for (const core::Action& action : actions) Perform(action, now);
   }
+  actions.clear();
+  actions_ = std::move(actions);
   if (joined_ && !join_started_ && queues_.empty() && !shutdown_asked_) {
     join_started_ = true;
     Enqueue(core::Join{});
@@ -185,17 +188,20 @@ void SetControl::Drain() {
   }
 }
 
-void SetControl::Perform(const core::Action& action) {
+void SetControl::Perform(const core::Action& action, Nanos now) {
   if (const auto* start = std::get_if<core::StartRound>(&action)) {
+    const bool as_before = words_layout_ && word_count_ == start->words.size();
     word_count_ = start->words.size();
     rounds_.Begin("round", word_count_);
     const int64_t nbytes = static_cast<int64_t>(word_count_ * sizeof(uint64_t));
     if (!words_ || words_->nbytes() < reduce::AlignUp(nbytes))
       words_ = control_->Alloc(2 * reduce::AlignUp(nbytes));
     std::memcpy(words_->data(), start->words.data(), nbytes);
-    const reduce::Section section{0, nbytes, DType::kUint8, reduce::ReduceOp::kBitAnd};
-    round_ = control_->AllReduce(*words_, 0,
-                                 std::make_shared<const reduce::Layout>(std::vector{section}));
+    if (!as_before) {
+      const reduce::Section section{0, nbytes, DType::kUint8, reduce::ReduceOp::kBitAnd};
+      words_layout_ = std::make_shared<const reduce::Layout>(std::vector{section});
+    }
+    round_ = control_->AllReduce(*words_, 0, words_layout_);
   } else if (const auto* start = std::get_if<core::StartUnion>(&action)) {
     blob_ = start->blob;
     rounds_.Begin("union");
@@ -207,9 +213,9 @@ void SetControl::Perform(const core::Action& action) {
     item.someone_joined = run->someone_joined;
     if (run->mine) {
       Queue& queue = queues_.at(run->declaration->name);
-      item.batch = queue.batches.front();
+      item.batch = queue.batches.front().batch;
       item.spec = item.batch->spec_ptr();
-      waits_[waits_count_++ % waits_.size()] = Now() - queue.ready_since[run->group];
+      waits_[waits_count_++ % waits_.size()] = now - queue.ready_since[run->group];
       queue.ready_since[run->group] = -1;
       item.batch->Start(run->group);
       data_->Post(std::move(item));
@@ -221,7 +227,7 @@ void SetControl::Perform(const core::Action& action) {
   } else if (const auto* fail = std::get_if<core::Fail>(&action)) {
     const auto at = queues_.find(fail->domain);
     if (at == queues_.end()) return;
-    at->second.batches.front()->FailRest(Named(fail->domain, fail->status));
+    at->second.batches.front().batch->FailRest(Named(fail->domain, fail->status));
     EndFirst(fail->domain);
   } else if (const auto* joined = std::get_if<core::AllJoined>(&action)) {
     const auto done = std::move(joined_);
@@ -275,7 +281,7 @@ Nanos SetControl::ExpectedArrival() const {
 
 void SetControl::FailAll(const Status& cause) {
   for (auto& [domain, queue] : queues_)
-    for (const BatchPtr& batch : queue.batches) batch->FailRest(cause);
+    for (const auto& waiting : queue.batches) waiting.batch->FailRest(cause);
   queues_.clear();
   FailHeld(cause);
 }
@@ -302,7 +308,7 @@ std::vector<SetControl::Waiting> SetControl::WaitingGroups() const {
     const int oldest = OldestReady(queue);
     if (oldest < 0) continue;
     Waiting waiting{domain, oldest, queue.ready_since[oldest], ""};
-    const Batch& batch = *queue.batches.front();
+    const Batch& batch = *queue.batches.front().batch;
     const GroupPlan& group = batch.plan().groups[oldest];
     for (int i = group.first; i < group.last; ++i) {
       if (i - group.first == 5) {

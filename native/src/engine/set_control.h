@@ -5,6 +5,7 @@
 #include <array>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -83,8 +84,11 @@ class SetControl {
  private:
   // Batches of one domain in the order of Open; the negotiator knows the first.
   struct Queue {
-    std::deque<BatchPtr> batches;
-    std::deque<std::optional<std::string>> abandoned;  // reason, where given up
+    struct Waiting {
+      BatchPtr batch;
+      std::optional<std::string> abandoned;  // reason, where given up
+    };
+    std::list<Waiting> batches;
     bool begun = false;
     int groups_left = 0;
     std::vector<Nanos> ready_since;  // by group; 0: not reported ready, -1: has run
@@ -104,7 +108,7 @@ class SetControl {
   void Drain();
   bool IsStarted(const BatchPtr& batch) const;
   static int OldestReady(const Queue& queue);  // -1: none
-  void Perform(const core::Action& action);
+  void Perform(const core::Action& action, Nanos now);
   void BeginFirst(Queue* queue);
   void ReportReady(Queue* queue, int group);
   void EndFirst(const std::string& domain);
@@ -122,12 +126,14 @@ class SetControl {
   std::map<std::string, Queue> queues_;
   comm::SegmentPtr words_;
   size_t word_count_ = 0;
+  comm::LayoutPtr words_layout_;  // of so many
   comm::WorkPtr round_, union_;
   timeline::Rounds rounds_;
   std::string blob_;
   std::array<Nanos, 8> waits_{};  // the last groups': from ready here to agreed
   int64_t waits_count_ = 0;       // ever
   std::deque<Pending> pending_;
+  std::vector<core::Action> actions_;  // room for those of an event
   // A join starts when the batches opened before it have ended; those opened after it wait for its
   // end.
   std::function<void(int)> joined_;

@@ -90,10 +90,9 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
   return failure;
 }
 
-Nanos StallWatch::NextWake(const std::vector<std::unique_ptr<SetControl>>& sets) const {
+Nanos StallWatch::NextWake(const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now) const {
   Nanos next = kForever;
   if (warn_ == 0 && fail_ == 0) return next;
-  const Nanos now = Now();
   for (const auto& set : sets)
     set->EachWaiting([&](Nanos since) {
       for (Nanos limit : {warn_ - kAhead, warn_, fail_ - kAhead, fail_})

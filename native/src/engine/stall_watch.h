@@ -21,8 +21,8 @@ class StallWatch {
   // Asks who lacks shortly before a limit passes, and reports when it has passed. Returns the error
   // that ends the engine when the fail limit has passed.
   std::optional<Status> Check(const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now);
-  // When Check should run next; kForever when nothing waits.
-  Nanos NextWake(const std::vector<std::unique_ptr<SetControl>>& sets) const;
+  // When Check should run next, after `now`; kForever when nothing waits.
+  Nanos NextWake(const std::vector<std::unique_ptr<SetControl>>& sets, Nanos now) const;
 
   bool awaits_answers() const;
 

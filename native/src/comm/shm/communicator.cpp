@@ -31,13 +31,14 @@ class ShmCommunicator final : public Communicator {
   }
 
   WorkPtr AllReduce(Segment& segment, int64_t offset, LayoutPtr layout) override {
-    auto parts = reduce::Split(layout->nbytes(), size());
+    auto parts = IsSmall(layout->nbytes()) ? std::vector<reduce::Range>()  // it needs none
+                                           : reduce::Split(layout->nbytes(), size());
     return Start(segment, offset, What::kAllReduce, std::move(layout), std::move(parts));
   }
   WorkPtr AllReduceCargo(LayoutPtr layout, CargoPtr cargo) override {
-    const bool small = layout->nbytes() <= common().options.small_nbytes;
-    return MakeWork(queue_, small ? MakeSmallCargoJob(common(), std::move(layout), std::move(cargo))
-                                  : MakeCargoJob(common(), std::move(layout), std::move(cargo)));
+    return MakeWork(queue_, layout->nbytes() <= common().options.small_nbytes
+                                ? MakeSmallCargoJob(common(), std::move(layout), std::move(cargo))
+                                : MakeCargoJob(common(), std::move(layout), std::move(cargo)));
   }
   int64_t window_nbytes() const override {
     const Common& c = common();
@@ -72,6 +73,10 @@ class ShmCommunicator final : public Communicator {
  private:
   Common& common() { return queue_->common; }
   const Common& common() const { return queue_->common; }
+  // Of a reduction in a segment, which needs no parts then.
+  bool IsSmall(int64_t nbytes) const {
+    return nbytes <= common().options.small_nbytes && size() > 1;
+  }
   WorkPtr Start(Segment& segment, int64_t offset, What what, LayoutPtr layout,
                 std::vector<reduce::Range> parts);
 
@@ -81,22 +86,23 @@ class ShmCommunicator final : public Communicator {
 
 WorkPtr ShmCommunicator::Start(Segment& segment, int64_t offset, What what, LayoutPtr layout,
                                std::vector<reduce::Range> parts) {
-  const std::string where = common().Where() + ": " + WhatName(what);
+  const auto where = [&] { return common().Where() + ": " + WhatName(what); };
   auto* shared = dynamic_cast<SharedSegment*>(&segment);
   if (shared == nullptr) {
-    throw Error(Kind::kInvalidArgument, where + ": the segment is not of this communicator");
+    throw Error(Kind::kInvalidArgument, where() + ": the segment is not of this communicator");
   }
   int64_t nbytes = layout == nullptr ? 0 : layout->nbytes();
   for (const reduce::Range& part : parts) nbytes = std::max(nbytes, part.end);
-  if (static_cast<int>(parts.size()) != size() || offset < 0 || offset % reduce::kAlign != 0 ||
-      offset + nbytes > segment.nbytes()) {
-    throw Error(Kind::kInvalidArgument, where + ": expected " + std::to_string(size()) +
+  const bool small = IsSmall(nbytes);
+  const bool whole = small && what == What::kAllReduce;
+  if ((!whole && static_cast<int>(parts.size()) != size()) || offset < 0 ||
+      offset % reduce::kAlign != 0 || offset + nbytes > segment.nbytes()) {
+    throw Error(Kind::kInvalidArgument, where() + ": expected " + std::to_string(size()) +
                                             " parts within " + std::to_string(segment.nbytes()) +
                                             " bytes, got " + std::to_string(parts.size()) +
                                             " parts of " + std::to_string(nbytes) +
                                             " bytes at offset " + std::to_string(offset));
   }
-  const bool small = nbytes <= common().options.small_nbytes && size() > 1;
   return MakeWork(
       queue_, (small ? MakeSmallJob : MakeInPlaceJob)(common(), *shared, offset, what,
                                                       std::move(layout), std::move(parts), nbytes));
