@@ -15,6 +15,7 @@ struct Faults {
       0;  // polls by which a finished transfer is reported late: at random, so in any order
   int truncated_send = -1;  // the message of the n-th send lacks its last byte
   int dead_peer = -1;       // nothing comes from or goes to this rank
+  int stuck_send = -1;      // the n-th send stays under way until an abort
 };
 
 class FaultyTransport : public gradred::comm::Transport {
@@ -30,10 +31,12 @@ class FaultyTransport : public gradred::comm::Transport {
   int size() const override { return inner_.size(); }
   WorkPtr Send(int peer, Tag tag, const void* data, int64_t nbytes) override {
     if (peer == faults_.dead_peer) return Late(nullptr);
+    if (sends_ == faults_.stuck_send) return ++sends_, Late(nullptr);
     if (sends_++ == faults_.truncated_send && nbytes > 0) --nbytes;
     return Late(inner_.Send(peer, tag, data, nbytes));
   }
   WorkPtr Recv(int peer, Tag tag, void* data, int64_t nbytes) override {
+    ++receives_;
     if (peer == faults_.dead_peer) return Late(nullptr);
     return Late(inner_.Recv(peer, tag, data, nbytes));
   }
@@ -50,6 +53,7 @@ class FaultyTransport : public gradred::comm::Transport {
   void ThrowIfAborted() override { inner_.ThrowIfAborted(); }
 
   int sends() const { return sends_; }  // so far
+  int receives() const { return receives_; }
 
  private:
   class LateWork : public gradred::comm::Work {
@@ -64,8 +68,8 @@ class FaultyTransport : public gradred::comm::Transport {
       gradred::ThrowIfError(inner_->status());
       return delay_-- <= 0;
     }
-    // A transfer with a dead peer ends by an abort only: a receive that nothing matches shows
-    // whether that has come.
+    // A transfer with a dead peer, or a stuck one, ends by an abort only: a receive that nothing
+    // matches shows whether that has come.
     bool AbortedWhileDead() {
       if (!probe_) probe_ = owner_.inner_.Recv(owner_.rank(), kNobody, nullptr, 0);
       if (probe_->Poll()) gradred::ThrowIfError(probe_->status());
@@ -86,7 +90,7 @@ class FaultyTransport : public gradred::comm::Transport {
   gradred::comm::Transport& inner_;
   const Faults faults_;
   std::mt19937_64 random_;
-  int sends_ = 0;
+  int sends_ = 0, receives_ = 0;
 };
 
 }  // namespace testing

@@ -6,6 +6,7 @@
 
 #include "comm/loopback/world.h"
 #include "diff/context.h"
+#include "faulty_transport.h"
 #include "ranks.h"
 #include "testing.h"
 
@@ -345,6 +346,57 @@ TEST(WhatOneRankRefusesFailsOnAll) {
     CHECK_EQ(ended.status.message(),
              "rank 1: recv in context 'all': recv: expected a rank, got a word");
   });
+}
+
+// Where terms are not compared any more, who refuses tells the others.
+TEST(WhatOneRankRefusesIsNamedWithoutComparisons) {
+  for (const bool collective : {false, true}) {
+    OnRanks(3, [&](Rank& rank, int r) {
+      const auto context = rank.Open(0, "all", Everybody(3), 0);
+      const std::string why = "psum in context 'all': expected a number, got a word";
+      if (r == 1) context->Refuse("psum", why, collective);
+      const auto ended = Run(*context, "allreduce", {0}, {1}, {1});
+      CHECK(ended.status.kind() == Kind::kInvalidArgument);
+      CHECK_EQ(ended.status.message(), "rank 1: " + why);
+    });
+  }
+}
+
+// Rank 0 leaves while a message with rank 1 is under way, which is not to wait for it.
+TEST(LeavingInTheMiddleOfAMessageEndsIt) {
+  for (const bool sends : {true, false}) {
+    std::promise<void> left;
+    const auto after = left.get_future().share();
+    const auto worlds = comm::MakeLoopbackWorlds(2);
+    RunRanks(2, [&](int r) {
+      testing::Faults faults;
+      // Of the second operation: two messages each, the header and what it is about.
+      if (sends == (r == 0)) faults.stuck_send = sends ? 3 : 2;
+      testing::FaultyTransport transport(worlds[r]->diff(), faults);
+      const auto traffic = std::make_shared<diff::Traffic>(transport);
+      const auto context = Rank{*worlds[r], traffic}.Open(0, "all", {0, 1});
+      const std::string mine = sends == (r == 0) ? "send" : "recv";
+      CHECK(Run(*context, mine, {1 - r}, Values{7}, {1}).status.ok());
+      std::string text;
+      if (r == 0) {
+        auto call = std::make_unique<ArrayCall>();
+        call->Add(Values(3), {3});
+        auto stuck = call->future();
+        const auto operation = Make(mine, {1});
+        context->Submit(operation.get(), mine, std::move(call));
+        const auto begun = [&] { return sends ? transport.sends() > 3 : transport.receives() > 2; };
+        while (!traffic->Locked(begun)) std::this_thread::yield();
+        context->Close("it was interrupted");
+        left.set_value();
+        text = stuck.get().status.message();
+      } else {
+        if (!sends) CHECK(after.wait_for(kLimit) == std::future_status::ready);
+        text = Run(*context, mine, {0}, Values(3), {3}).status.message();
+      }
+      CHECK_EQ(text, "rank 0 has left context 'all': it was interrupted");
+      worlds[r]->Close();
+    });
+  }
 }
 
 TEST(AbortEndsWhatWaits) {

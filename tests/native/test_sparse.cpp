@@ -244,6 +244,36 @@ TEST(SizesOfRightHandSidesDoNotMatter) {
   });
 }
 
+TEST(SolutionsThatNoNumberCanHoldAreErrors) {
+  testing::RunChannels(2, 0, [&](ChannelRank ranks) {
+    const Stripes stripes{{0, 20, 40}};
+    const Triplets t = Line(40, 0, ranks.channel.rank(), 2);
+    const PatternPtr pattern = Build(ranks, stripes, stripes, t);
+    const Vector values = Values(ranks, pattern, t);
+    const auto solve = [&](int of_matrix, int of_right, double largest) {
+      Vector a = values, x(pattern->rows());
+      for (double& value : a) value = std::ldexp(value, of_matrix);
+      sparse::Solver(pattern, {})
+          .Solve(ranks.channel, a.data(), Vector(x.size(), std::ldexp(1.0, of_right)).data(),
+                 x.data(), false, "float16", largest);
+      return x;
+    };
+    constexpr double kLargest = std::numeric_limits<double>::max();
+    const Vector one = solve(0, 0, kLargest), same = solve(600, 600, kLargest);
+    for (size_t i = 0; i < one.size(); ++i) CHECK_EQ(same[i], one[i]);
+    for (const auto& [of_matrix, of_right, largest] :
+         {std::tuple{-600, 600, kLargest}, {0, 1022, kLargest}, {0, 0, 200.0}}) {
+      std::string text;
+      try {
+        solve(of_matrix, of_right, largest);
+      } catch (const diff::AgreedError& error) {
+        text = error.what();
+      }
+      CHECK_EQ(text, "solve in context 'test': the solution has numbers that float16 cannot hold");
+    }
+  });
+}
+
 // Two sums and one product an iteration for cg; three sums and two products for bicgstab.
 TEST(MessagesAnIteration) {
   for (const auto& [method, products] :

@@ -127,6 +127,14 @@ void Channel::Start(int peer, bool sent,
 }
 
 void Channel::TellLeaving(const Status& cause, int64_t finished) {
+  // What is under way does not arrive any more, nor does what comes behind it.
+  traffic_->Locked([&] {
+    for (const Message& message : messages_) {
+      if (message.work->Poll() && message.work->status().ok()) continue;
+      int64_t& whole = (message.sent ? sent_ : received_)[message.peer];
+      whole = std::min(whole, message.number - 1);
+    }
+  });
   for (int r = 0; r < size(); ++r)
     traffic_->TellLeaving(id_, {cause, finished, sent_[r], received_[r]}, members_[r]);
 }

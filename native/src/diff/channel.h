@@ -74,7 +74,7 @@ class Channel {
   void Begin(std::string what, int64_t place);
   // Frees scratch memory, or leaves it where something may still be written to it: then true.
   bool End();
-  // This rank ends its part: tells the others what they can still finish.
+  // This rank ends its part: tells the others what they can still finish. The last call.
   void TellLeaving(const Status& cause, int64_t finished);
   int64_t place() const { return place_; }
 
@@ -104,7 +104,8 @@ class Channel {
   int rank_ = 0;
   std::unique_ptr<comm::Communicator> communicator_;
   std::vector<Message> messages_;
-  std::vector<int64_t> sent_, received_;  // [rank], messages started so far
+  std::vector<int64_t> sent_, received_;  // [rank], messages started so far; after TellLeaving:
+                                          // those that have finished
   std::vector<comm::SegmentPtr> scratch_;
   std::optional<std::string> mpi_communicator_;
   std::shared_ptr<void> kept_;

@@ -33,6 +33,8 @@ std::string MergeTexts(const std::string& a, const std::string& b) {
   return out.Take();
 }
 
+bool SaysWhere(const std::string& text) { return text.find("context '") != std::string::npos; }
+
 // Takes the place of an operation that this rank cannot run: it fails on all of them.
 class Refusal final : public Operation {
  public:
@@ -86,17 +88,14 @@ void Context::Submit(Operation* operation, std::string what, std::unique_ptr<Cal
 }
 
 void Context::Refuse(const std::string& what, const std::string& why, bool collective) {
-  // What says where is not said again: see Named.
-  const bool says = !collective && why.find("context '") != std::string::npos;
-  const std::string me = "rank " + std::to_string(channel_.members()[channel_.rank()]) + ": ";
-  auto operation = MakeRefusal(Error(Kind::kInvalidArgument, says ? me + why : why), collective);
+  auto operation = MakeRefusal(Error(Kind::kInvalidArgument, why), collective);
   Operation* const refused = operation.get();
   Submit(refused, what, std::make_unique<RefusalCall>(std::move(operation)));
 }
 
 void Context::Close(const std::string& reason) {
-  const std::string me = "rank " + std::to_string(channel_.members()[channel_.rank()]);
-  const Status cause(Kind::kAbandoned, me + " has left context '" + options_.name + "': " + reason);
+  const Status cause(Kind::kAbandoned,
+                     Me() + " has left context '" + options_.name + "': " + reason);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closing_) return;
@@ -160,10 +159,13 @@ void Context::Fail(const Status& cause) {
 
 // Errors of an operation itself do not say where; those of the channel do.
 Status Context::Named(const Status& cause, const Item& item) const {
-  if (cause.message().find("context '") != std::string::npos || IsEngineError(cause.kind()))
-    return cause;
-  return {cause.kind(), "rank " + std::to_string(channel_.members()[channel_.rank()]) + ": " +
-                            item.what + " in context '" + options_.name + "': " + cause.message()};
+  if (SaysWhere(cause.message()) || IsEngineError(cause.kind())) return cause;
+  return {cause.kind(),
+          Me() + ": " + item.what + " in context '" + options_.name + "': " + cause.message()};
+}
+
+std::string Context::Me() const {
+  return "rank " + std::to_string(channel_.members()[channel_.rank()]);
 }
 
 void Context::Execute(const Item& item) {
@@ -181,7 +183,9 @@ void Context::Execute(const Item& item) {
     const bool equal = AllEqual(DigestOf(terms.alike, 0), refusal != nullptr);
     if (!equal) ThrowDisagreement(terms, refusal.get());
   } else if (refusal != nullptr) {
-    throw *refusal;
+    const std::string why = refusal->what();
+    if (!SaysWhere(why)) throw *refusal;
+    throw Error(refusal->kind(), Me() + ": " + why);  // Named adds nothing to it
   }
   Numbers numbers;
   if (operation.needs_numbers()) numbers = ExchangeNumbers(std::move(terms.numbers));

@@ -63,6 +63,7 @@ class Context {
   bool AllEqual(const Digest& digest, bool refused);
   [[noreturn]] void ThrowDisagreement(const Terms& terms, const Error* refusal);
   Status Named(const Status& cause, const Item& item) const;
+  std::string Me() const;  // "rank 1"
   void Fail(const Status& cause);
 
   const ContextOptions options_;

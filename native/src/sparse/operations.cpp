@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <mutex>
 
 #include "sparse/solve.h"
@@ -22,7 +23,7 @@ using diff::ToText;
 struct Entry {
   PatternPtr pattern;
   int64_t made_at = 0;  // which of its context's operations has made it: tells patterns apart
-  std::map<std::vector<int64_t>, std::shared_ptr<Solver>> solvers;  // by options
+  std::map<Params, std::unique_ptr<Solver>> solvers;  // by options; of the context's worker alone
 };
 
 struct Table {
@@ -116,18 +117,22 @@ class MakePattern final : public diff::Operation {
   std::string text_;
 };
 
-// An operation of a pattern that exists; the first of its params is the number.
+std::string Of(DType dtype, const Entry& entry) {
+  return std::string(" of ") + DTypeName(dtype) + " on the pattern of operation " +
+         std::to_string(entry.made_at);
+}
+
+// An operation of a pattern; the first of its params is the number.
 class OnPattern : public diff::Operation {
  public:
-  explicit OnPattern(const Params& params) : entry_(FindEntry(params.at(0))) {}
+  explicit OnPattern(const Params& params) : number_(params.at(0)) {}
 
  protected:
-  const Pattern& pattern() const { return *entry_->pattern; }
-  std::string Of(DType dtype) const {
-    return std::string(" of ") + DTypeName(dtype) + " on the pattern of operation " +
-           std::to_string(entry_->made_at);
-  }
-  const std::shared_ptr<Entry> entry_;
+  // Each time it runs: TensorFlow keeps operations that have run, and so would keep patterns.
+  std::shared_ptr<Entry> Found() const { return FindEntry(number_); }
+
+ private:
+  const int64_t number_;
 };
 
 // Params: number, adjoint. Triplets to values, or back.
@@ -136,20 +141,22 @@ class AssembleOperation final : public OnPattern {
   explicit AssembleOperation(const Params& params)
       : OnPattern(params), adjoint_(params.at(1) != 0) {}
   Terms TermsOf(const Inputs& inputs, const Channel&) const override {
+    const auto entry = Found();
     if (adjoint_)
-      Expect(inputs.at(0), pattern().nonzeros(), "values");
+      Expect(inputs.at(0), entry->pattern->nonzeros(), "values");
     else
-      Expect(inputs.at(0), pattern().triplets(), "values of the triplets");
+      Expect(inputs.at(0), entry->pattern->triplets(), "values of the triplets");
     return {std::string(adjoint_ ? "adjoint of the " : "") + "assembly of a sparse matrix" +
-                Of(DTypeOf(inputs)),
+                Of(DTypeOf(inputs), *entry),
             {}};
   }
   void Run(Call& call, Channel& channel, const diff::Numbers&) override {
     const Input& x = call.inputs()[0];
-    void* out = call.Output(0, {adjoint_ ? pattern().triplets() : pattern().nonzeros()});
+    const PatternPtr pattern = Found()->pattern;
+    void* out = call.Output(0, {adjoint_ ? pattern->triplets() : pattern->nonzeros()});
     ForReal(x.dtype, [&](auto t) {
       using T = decltype(t);
-      (adjoint_ ? AssembleAdjoint<T> : Assemble<T>)(pattern(), channel,
+      (adjoint_ ? AssembleAdjoint<T> : Assemble<T>)(*pattern, channel,
                                                     static_cast<const T*>(x.data),
                                                     static_cast<T*>(out));
     });
@@ -165,18 +172,21 @@ class ProductOperation final : public OnPattern {
   explicit ProductOperation(const Params& params)
       : OnPattern(params), transposed_(params.at(1) != 0) {}
   Terms TermsOf(const Inputs& inputs, const Channel&) const override {
-    Expect(inputs.at(0), pattern().nonzeros(), "values");
-    Expect(inputs.at(1), transposed_ ? pattern().rows() : pattern().columns(), "vector");
+    const auto entry = Found();
+    const Pattern& pattern = *entry->pattern;
+    Expect(inputs.at(0), pattern.nonzeros(), "values");
+    Expect(inputs.at(1), transposed_ ? pattern.rows() : pattern.columns(), "vector");
     return {std::string("product of a ") + (transposed_ ? "transposed " : "") + "sparse matrix" +
-                Of(DTypeOf(inputs)),
+                Of(DTypeOf(inputs), *entry),
             {}};
   }
   void Run(Call& call, Channel& channel, const diff::Numbers&) override {
     const Input &values = call.inputs()[0], &x = call.inputs()[1];
-    void* out = call.Output(0, {transposed_ ? pattern().columns() : pattern().rows()});
+    const PatternPtr pattern = Found()->pattern;
+    void* out = call.Output(0, {transposed_ ? pattern->columns() : pattern->rows()});
     ForReal(x.dtype, [&](auto t) {
       using T = decltype(t);
-      Products<T> products(pattern(), channel);
+      Products<T> products(*pattern, channel);
       const auto* a = static_cast<const T*>(values.data);
       const auto* in = static_cast<const T*>(x.data);
       if (transposed_)
@@ -195,16 +205,18 @@ class OuterOperation final : public OnPattern {
  public:
   using OnPattern::OnPattern;
   Terms TermsOf(const Inputs& inputs, const Channel&) const override {
-    Expect(inputs.at(0), pattern().rows(), "vector over the rows");
-    Expect(inputs.at(1), pattern().columns(), "vector over the columns");
-    return {"outer product" + Of(DTypeOf(inputs)), {}};
+    const auto entry = Found();
+    Expect(inputs.at(0), entry->pattern->rows(), "vector over the rows");
+    Expect(inputs.at(1), entry->pattern->columns(), "vector over the columns");
+    return {"outer product" + Of(DTypeOf(inputs), *entry), {}};
   }
   void Run(Call& call, Channel& channel, const diff::Numbers&) override {
     const Input &y = call.inputs()[0], &x = call.inputs()[1];
-    void* out = call.Output(0, {pattern().nonzeros()});
+    const PatternPtr pattern = Found()->pattern;
+    void* out = call.Output(0, {pattern->nonzeros()});
     ForReal(x.dtype, [&](auto t) {
       using T = decltype(t);
-      Products<T>(pattern(), channel)
+      Products<T>(*pattern, channel)
           .Outer(static_cast<const T*>(y.data), static_cast<const T*>(x.data),
                  static_cast<T*>(out));
     });
@@ -223,48 +235,46 @@ double FromBits(int64_t bits) {
 class SolveOperation final : public OnPattern {
  public:
   explicit SolveOperation(const Params& params)
-      : OnPattern(params), transposed_(params.at(1) != 0) {
-    SolveOptions options;
-    options.method = static_cast<Method>(params.at(2));
-    options.preconditioning = static_cast<Preconditioning>(params.at(3));
-    options.rtol = FromBits(params.at(4));
-    options.atol = FromBits(params.at(5));
-    options.max_iterations = params.at(6);
-    options.hypre_library.assign(params.begin() + 7, params.end());
+      : OnPattern(params), transposed_(params.at(1) != 0), key_(params.begin() + 2, params.end()) {
+    options_.method = static_cast<Method>(params.at(2));
+    options_.preconditioning = static_cast<Preconditioning>(params.at(3));
+    options_.rtol = FromBits(params.at(4));
+    options_.atol = FromBits(params.at(5));
+    options_.max_iterations = params.at(6);
+    options_.hypre_library.assign(params.begin() + 7, params.end());
     char tolerances[64];
-    std::snprintf(tolerances, sizeof tolerances, "%g and %g", options.rtol, options.atol);
-    text_ = std::string(MethodName(options.method)) + " and " +
-            PreconditioningName(options.preconditioning) + ", tolerances " + tolerances +
-            ", at most " + std::to_string(options.max_iterations) + " iterations";
-    Table& table = TheTable();
-    std::lock_guard<std::mutex> lock(table.mutex);
-    std::shared_ptr<Solver>& solver =
-        entry_->solvers[std::vector<int64_t>(params.begin() + 2, params.end())];
-    if (solver == nullptr) solver = std::make_shared<Solver>(entry_->pattern, options);
-    solver_ = solver;
+    std::snprintf(tolerances, sizeof tolerances, "%g and %g", options_.rtol, options_.atol);
+    text_ = std::string(MethodName(options_.method)) + " and " +
+            PreconditioningName(options_.preconditioning) + ", tolerances " + tolerances +
+            ", at most " + std::to_string(options_.max_iterations) + " iterations";
   }
   Terms TermsOf(const Inputs& inputs, const Channel&) const override {
-    Expect(inputs.at(0), pattern().nonzeros(), "values");
-    Expect(inputs.at(1), pattern().rows(), "right-hand side");
+    const auto entry = Found();
+    Expect(inputs.at(0), entry->pattern->nonzeros(), "values");
+    Expect(inputs.at(1), entry->pattern->rows(), "right-hand side");
     return {std::string("solve with a ") + (transposed_ ? "transposed " : "") + "sparse matrix" +
-                Of(DTypeOf(inputs)) + " by " + text_,
+                Of(DTypeOf(inputs), *entry) + " by " + text_,
             {}};
   }
   void Run(Call& call, Channel& channel, const diff::Numbers&) override {
     const Input &values = call.inputs()[0], &b = call.inputs()[1];
-    const int64_t n = pattern().rows();
+    const auto entry = Found();
+    const int64_t n = entry->pattern->rows();
     void* out = call.Output(0, {n});
+    std::unique_ptr<Solver>& solver = entry->solvers[key_];
+    if (solver == nullptr) solver = std::make_unique<Solver>(entry->pattern, options_);
     SolveReport report;
     if (b.dtype == DType::kFloat64) {
-      report = solver_->Solve(channel, static_cast<const double*>(values.data),
-                              static_cast<const double*>(b.data), static_cast<double*>(out),
-                              transposed_);
+      report =
+          solver->Solve(channel, static_cast<const double*>(values.data),
+                        static_cast<const double*>(b.data), static_cast<double*>(out), transposed_);
     } else {  // in float64, so that sums of many do not spoil the iterates
       const auto* a = static_cast<const float*>(values.data);
       const auto* right = static_cast<const float*>(b.data);
-      const std::vector<double> wide_a(a, a + pattern().nonzeros()), wide_b(right, right + n);
+      const std::vector<double> wide_a(a, a + entry->pattern->nonzeros()), wide_b(right, right + n);
       std::vector<double> x(wide_b.size());
-      report = solver_->Solve(channel, wide_a.data(), wide_b.data(), x.data(), transposed_);
+      report = solver->Solve(channel, wide_a.data(), wide_b.data(), x.data(), transposed_,
+                             "float32", std::numeric_limits<float>::max());
       for (int64_t i = 0; i < n; ++i) static_cast<float*>(out)[i] = static_cast<float>(x[i]);
     }
     const auto count = static_cast<int64_t>(report.residuals.size());
@@ -273,7 +283,8 @@ class SolveOperation final : public OnPattern {
 
  private:
   const bool transposed_;
-  std::shared_ptr<Solver> solver_;
+  const Params key_;
+  SolveOptions options_;
   std::string text_;
 };
 

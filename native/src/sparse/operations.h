@@ -8,9 +8,9 @@ namespace gradred::sparse {
 // Note [Patterns by number]
 // Params of an operation are integers, so patterns have numbers, in a table of this process:
 // sparse_pattern makes one, the others find it, and DropPattern takes it out when Python gives its
-// object up. Operations that have run keep what they use. A pattern belongs to one context, whose
-// worker alone uses it. Its solvers are in the table too, by their options: so a solve and its
-// adjoint share what was set up.
+// object up. Operations keep the number alone. A pattern belongs to one context, whose worker alone
+// uses it. Its solvers are in the table too, by their options: so a solve and its adjoint share
+// what was set up.
 
 // By name: sparse_pattern, sparse_assemble, sparse_product, sparse_outer, sparse_solve.
 const std::map<std::string, diff::MakeOperation>& Operations();

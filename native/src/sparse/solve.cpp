@@ -119,7 +119,7 @@ void Solver::SetUp(diff::Channel& channel, const double* values) {
 }
 
 SolveReport Solver::Solve(diff::Channel& channel, const double* values, const double* b, double* x,
-                          bool transposed) {
+                          bool transposed, const char* dtype, double largest) {
   const Pattern& pattern = *pattern_;
   const int64_t n = pattern.rows();
   const bool changed = preconditioner_ == nullptr ||
@@ -129,14 +129,14 @@ SolveReport Solver::Solve(diff::Channel& channel, const double* values, const do
     refusal = FindBadRow(pattern, values);
   else if (options_.preconditioning == Preconditioning::kBoomerAmg)
     refusal = FindHypre(options_.hypre_library);
-  double largest = 0;
+  double most_b = 0;
   bool finite = true;
   for (int64_t i = 0; i < n; ++i) {
-    largest = std::max(largest, std::abs(b[i]));
+    most_b = std::max(most_b, std::abs(b[i]));
     finite = finite && std::isfinite(b[i]);
   }
   const std::vector<double> most = MaxOverRanks(
-      channel, {largest, finite ? 0.0 : 1.0, refusal.empty() ? 0.0 : 1.0, changed ? 1.0 : 0.0});
+      channel, {most_b, finite ? 0.0 : 1.0, refusal.empty() ? 0.0 : 1.0, changed ? 1.0 : 0.0});
   if (most[2] > 0) Refuse(channel, refusal);
   if (most[1] > 0) Refuse(channel, "right-hand side: expected finite numbers, got others");
   if (most[3] > 0) SetUp(channel, values);
@@ -160,7 +160,13 @@ SolveReport Solver::Solve(diff::Channel& channel, const double* values, const do
   const System system{channel, products, values, transposes, *preconditioner_, n};
   const double norm = std::sqrt(SumOverRanks(channel, {bb})[0]);
   SolveReport report = RunnerOf(options.method)(system, options, scaled.data(), norm, x);
-  for (int64_t i = 0; i < n; ++i) x[i] = std::ldexp(x[i], exponent);
+  double most_x = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = std::ldexp(x[i], exponent);
+    most_x = std::max(most_x, std::abs(x[i]));
+  }
+  if (MaxOverRanks(channel, {most_x})[0] > largest)
+    Refuse(channel, std::string("the solution has numbers that ") + dtype + " cannot hold");
   return report;
 }
 

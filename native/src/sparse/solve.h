@@ -1,6 +1,7 @@
 // Iterative solution of A x = b with a distributed matrix.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,10 +52,12 @@ class Solver {
 
   // x = A^-1 b, or A'^-1 b; starts from zero. With kCg the matrix is its own transpose. The
   // iterates do not depend on the number of ranks, but for rounding, where the preconditioner does
-  // not. Collective. Throws diff::AgreedError with the residuals when it does not converge, and for
-  // a matrix that the method or the preconditioner cannot work with.
+  // not. Collective. Throws diff::AgreedError with the residuals when it does not converge, for a
+  // matrix that the method or the preconditioner cannot work with, and where a number of the
+  // solution is above `largest`, which `dtype` can hold.
   SolveReport Solve(diff::Channel& channel, const double* values, const double* b, double* x,
-                    bool transposed);
+                    bool transposed, const char* dtype = "float64",
+                    double largest = std::numeric_limits<double>::max());
 
   int64_t setups() const { return setups_; }  // of the preconditioner
 
