@@ -18,6 +18,7 @@ from gradred.diff.context import Context
 from gradred.diff.describe import describe
 from gradred.diff.gather import gather
 from gradred.diff.global_loss import global_loss
+from gradred.diff.guard import guard
 from gradred.diff.halo import HaloPlan, halo_exchange
 from gradred.diff.psum import psum, replicate
 from gradred.diff.reduce import reduce
@@ -41,6 +42,7 @@ __all__ = [
     "gather",
     "global_loss",
     "grid_blocks",
+    "guard",
     "halo_exchange",
     "psum",
     "recv",

@@ -20,7 +20,7 @@ from gradred._native import core
 from gradred.diff import token
 from gradred.errors import Error, InvalidArgument
 from gradred.tensorflow import graph
-from gradred.tensorflow.native import native_errors, ops
+from gradred.tensorflow.native import as_gradred_error, native_errors, ops
 from gradred.tensorflow.tensors import as_reducible
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "as_tensor",
     "check_rank",
     "contexts",
+    "is_told",
     "operation",
     "peers_of",
     "run",
@@ -132,6 +133,17 @@ def _tell(what: str, error: Exception, collective: bool, arguments: Sequence[Any
                 with contextlib.suppress(Error):  # it is closed, which the others know
                     core.diff_refuse(context.id, what, str(error), collective)
             return
+
+
+def is_told(error: BaseException | None) -> bool:
+    """Whether the other ranks know of an exception, or of one that it was raised for."""
+    while error is not None:
+        if hasattr(error, _TOLD):
+            return True
+        if isinstance(error, tf.errors.OpError) and as_gradred_error(error) is not None:
+            return True  # of an operation that has run in a graph
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tensorflow.python.eager import record
+from tensorflow.python.framework import ops as tf_ops
 
 import tensorflow as tf
 from gradred import basics
@@ -29,6 +31,8 @@ _PRECONDITIONERS = {None: 0, "jacobi": 1, "boomeramg": 2}
 
 class Pattern:
     """Where a distributed matrix has entries. Collective over the context to make, in eager mode.
+
+    What was set up for its solves is freed with it. Tapes and graphs with its operations keep it.
 
     Attributes:
         shape: of the matrix. rows, columns: of this rank. nonzeros: entries of this rank.
@@ -91,6 +95,32 @@ class Pattern:
         self._triplets = len(triplet_rows)
         self._square = limits == across
         weakref.finalize(self, core.sparse_drop_pattern, self._number)
+        _patterns[self._number] = self
+
+
+# Params of nodes have the numbers alone.
+_patterns: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
+_KEPT = "_gradred_patterns"
+
+
+def _run_on(
+    number: int,
+    context: Context,
+    operation: str,
+    inputs: list[tf.Tensor],
+    params: Sequence[int],
+    **options: Any,
+) -> list[tf.Tensor]:
+    """``run``, after which the pattern is kept for as long as the node may be used again."""
+    pattern = _patterns.get(number)
+    outputs = run(context, operation, inputs, params=[number, *params], **options)
+    if not tf.executing_eagerly():
+        graph = tf_ops.get_default_graph()
+        setattr(graph, _KEPT, getattr(graph, _KEPT, frozenset()) | {pattern})
+    elif record.could_possibly_record():
+        for output in outputs:  # which tapes keep
+            setattr(output, _KEPT, pattern)
+    return outputs
 
 
 def _limits(total: int, counts: Sequence[int] | None, context: Context, what: str) -> list[int]:
@@ -132,12 +162,12 @@ def assemble(pattern: Pattern, triplets: Any, name: str | None = None) -> tf.Ten
     [nonzeros]. The adjoint gives each triplet the cotangent of its entry.
     """
     x = _vector(triplets, pattern._triplets, "triplets", pattern)
-    params = [pattern._number, 0]
-    [values] = run(
+    [values] = _run_on(
+        pattern._number,
         pattern.context,
         "sparse_assemble",
         [x],
-        params=params,
+        [0],
         shapes=[[pattern.nonzeros]],
         name=name,
     )
@@ -158,9 +188,14 @@ def product(
     values = _vector(values, pattern.nonzeros, "values", pattern)
     x = _vector(x, given, "vector", pattern)
     _alike(values, x, pattern)
-    params = [pattern._number, int(transposed)]
-    [y] = run(
-        pattern.context, "sparse_product", [values, x], params=params, shapes=[[wanted]], name=name
+    [y] = _run_on(
+        pattern._number,
+        pattern.context,
+        "sparse_product",
+        [values, x],
+        [int(transposed)],
+        shapes=[[wanted]],
+        name=name,
     )
     return y
 
@@ -193,7 +228,8 @@ def solve(
     A'^-1 x_bar is the cotangent of b, and -l_i x_j that of the entry (i, j).
 
     Raises: InvalidArgument, on all ranks: no convergence, with the residuals; a matrix that the
-        method or the preconditioner cannot work with; HYPRE asked for and not there.
+        method or the preconditioner cannot work with; a solution that the dtype cannot hold; HYPRE
+        asked for and not there.
     """
     if not pattern._square:
         raise InvalidArgument(
@@ -215,11 +251,12 @@ def solve(
     most = as_number(max_iterations, "sparse solve: max_iterations")
     hypre = basics.settings().hypre_library.encode()
     params = [_METHODS[method], _PRECONDITIONERS[preconditioner], *bits, most, *hypre]
-    x, residuals = run(
+    x, residuals = _run_on(
+        pattern._number,
         pattern.context,
         "sparse_solve",
         [values, b],
-        params=[pattern._number, 0, *params],
+        [0, *params],
         dtypes=[b.dtype, tf.float64],
         shapes=[b.shape, [None]],
         name=name,
@@ -235,13 +272,7 @@ def _peers(node: Node) -> list[int]:
 
 
 def _run(node: Node, operation: str, inputs: list[tf.Tensor], like: Any, *params: int) -> tf.Tensor:
-    [y] = run(
-        node.context,
-        operation,
-        inputs,
-        params=[node.params[0], *params],
-        shapes=[like.shape],
-    )
+    [y] = _run_on(node.params[0], node.context, operation, inputs, params, shapes=[like.shape])
     return y
 
 
@@ -277,11 +308,12 @@ def _adjoint_of_solve(node: Node, cotangent: Any, _: Any) -> list[tf.Tensor]:
     number, transposed, *options = node.params
     if cotangent is None:
         cotangent = tf.zeros_like(x)
-    adjoint, _ = run(
+    adjoint, _ = _run_on(
+        number,
         node.context,
         "sparse_solve",
         [values, cotangent],
-        params=[number, 1 - transposed, *options],
+        [1 - transposed, *options],
         dtypes=[b.dtype, tf.float64],
         shapes=[b.shape, [None]],
     )

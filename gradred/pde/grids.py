@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gradred import diff
+from gradred.diff import Context
+from gradred.diff.node import operation
 from gradred.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from gradred.diff import Context
 
 __all__ = ["Grid", "blocks_of"]
 
@@ -93,19 +93,19 @@ class Grid:
             raise InvalidArgument(f"Grid.block: expected shape {self.shape}, got {array.shape}")
         return np.ascontiguousarray(array[self.slices])
 
+    @operation
     def whole(self, block: Any) -> np.ndarray:
         """The array of the whole grid, on every rank. Collective over the context.
 
-        block: this rank's, an array or an eager tensor of ``block_shape``.
+        block: this rank's, an array or an eager tensor of ``block_shape``. Raises InvalidArgument
+        on all ranks if one has another shape, or they have several dtypes.
         """
-        from gradred import diff
-
         array = np.ascontiguousarray(block)
         if array.shape != self.block_shape:
             raise InvalidArgument(
                 f"Grid.whole: expected shape {self.block_shape}, got {array.shape}"
             )
-        values = np.asarray(diff.allgather(array.reshape(-1), context=self.context))
+        values = np.asarray(diff.allgather(array.reshape(-1), self.context))
         result = np.empty(self.shape, dtype=array.dtype)
         at = 0
         for rank in range(self.context.size):

@@ -12,15 +12,16 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gradred import collectives
-from gradred.errors import Abandoned, InvalidArgument
+from gradred import basics, collectives, diff
+from gradred.diff.guard import as_text
+from gradred.errors import Abandoned, InvalidArgument, Mismatch
 from gradred.objects import allgather_object, broadcast_object
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp
@@ -105,21 +106,18 @@ def minimize_lbfgs(
     iterations: at most so many more. memory: pairs of the recursion that are kept.
     gradient_tolerance: ends when no component of the gradient is larger. value_tolerance: ends when
     an iteration lowers the value by less than this part of it.
-    callback: called on every rank after every iteration; what it returns is ignored. The state it
-    gets is that of the minimization: save it, do not change it.
+    callback: called after every iteration, on the ranks that give one; what it returns is ignored.
+    The state it gets is that of the minimization: save it, do not change it.
 
     Returns the state at the end: ``converged`` unless the iterations were used up or the line
     search found no lower value, which ``reason`` says. Raises InvalidArgument on every rank when
-    the value or the gradient is not finite at the start. What ``share`` raises on a rank is raised
-    there, and an Abandoned that names it on the others, unless they wait for that rank within
-    ``share``, in operations of gradred.diff: then close the context where it fails.
+    the arguments are wrong on one, or the value or the gradient is not finite at the start, and
+    Mismatch when the ranks give different numbers. What ``share`` or ``callback`` raises on a rank
+    is raised there, and an error that names rank and text on the others. They may wait for that
+    rank in operations of gradred.diff: so it ends all contexts, see ``gradred.diff.guard``.
     """
-    if memory < 1 or iterations < 0:
-        raise InvalidArgument(
-            f"minimize_lbfgs: memory must be at least 1 and iterations at least 0, "
-            f"got {memory} and {iterations}"
-        )
-    state = _first_state(start, process_set)
+    options = (iterations, memory, gradient_tolerance, value_tolerance)
+    state, calls_back = _agree_on_start(start, options, callback is not None, process_set)
     evaluate = _Sum(share, state, process_set)
     if not state.gradient.size:
         state.value, state.gradient = evaluate(state.x)
@@ -154,24 +152,63 @@ def minimize_lbfgs(
         fall = state.value - value
         state.x, state.value, state.gradient = x, value, gradient
         state.iterations += 1
-        if callback is not None:
-            callback(state)
+        if calls_back:
+            _call_back(callback, state, process_set)
         if fall <= value_tolerance * max(abs(value), abs(value + fall), 1e-300):
             state.converged, state.reason = True, "the value fell by less than value_tolerance"
             return state
 
 
-def _first_state(start: np.ndarray | LbfgsState, process_set: ProcessSet) -> LbfgsState:
-    """A copy of the start, that of the first rank of the set."""
-    own = copy.deepcopy(start) if isinstance(start, LbfgsState) else LbfgsState(x=np.array(start))
-    own.x = np.asarray(own.x, dtype=np.float64)
-    root = process_set.ranks[0] if process_set.ranks else 0
-    state: LbfgsState = broadcast_object(own, root, "minimize_lbfgs.state", process_set=process_set)
-    if state.x.ndim != 1:
+def _agree_on_start(
+    start: np.ndarray | LbfgsState,
+    options: tuple[int, int, float, float],
+    calls_back: bool,
+    process_set: ProcessSet,
+) -> tuple[LbfgsState, bool]:
+    """A copy of the start, that of the first rank of the set, and whether any rank calls back."""
+    ranks = _ranks_of(process_set)
+    own: LbfgsState | None = None
+    wrong = ""
+    try:
+        _check(options)
+        if basics.rank() == ranks[0]:
+            own = _state_at(start)
+    except Exception as error:  # which the other ranks are to raise as well
+        wrong = str(error) or repr(error)
+    own_note = (wrong, options, calls_back)
+    notes = allgather_object(own_note, "minimize_lbfgs.start", process_set=process_set)
+    for rank, (refusal, theirs, _) in zip(ranks, notes, strict=True):
+        if refusal:
+            raise InvalidArgument(f"minimize_lbfgs: rank {rank}: {refusal}")
+        if theirs != notes[0][1]:
+            raise Mismatch(
+                f"minimize_lbfgs: the ranks differ: rank {ranks[0]}: {notes[0][1]}, rank {rank}: "
+                f"{theirs} (iterations, memory, gradient_tolerance, value_tolerance)"
+            )
+    state: LbfgsState = broadcast_object(
+        own, ranks[0], "minimize_lbfgs.state", process_set=process_set
+    )
+    return state, any(calls for _, _, calls in notes)
+
+
+def _check(options: tuple[int, int, float, float]) -> None:
+    iterations, memory, *_ = options
+    if memory < 1 or iterations < 0:
         raise InvalidArgument(
-            f"minimize_lbfgs: the parameters must have one dimension, got shape {state.x.shape}"
+            f"memory must be at least 1 and iterations at least 0, got {memory} and {iterations}"
         )
+
+
+def _state_at(start: np.ndarray | LbfgsState) -> LbfgsState:
+    state = copy.deepcopy(start) if isinstance(start, LbfgsState) else LbfgsState(x=np.array(start))
+    state.x = np.asarray(state.x, dtype=np.float64)
+    if state.x.ndim != 1:
+        raise InvalidArgument(f"the parameters must have one dimension, got shape {state.x.shape}")
     return state
+
+
+def _ranks_of(process_set: ProcessSet) -> Sequence[int]:
+    return process_set.ranks or range(basics.size())
 
 
 class _Sum:
@@ -181,36 +218,64 @@ class _Sum:
         self._share, self._state, self._process_set = share, state, process_set
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        # A rank that fails still takes part, so that no other waits for it: the first number counts
-        # the ranks that failed.
-        failure: Exception | None = None
-        own = np.zeros(2 + x.size)
-        try:
+        def evaluate(own: np.ndarray) -> None:
             value, gradient = self._share(x)
             gradient = np.asarray(gradient, dtype=np.float64)
             if gradient.shape != x.shape:
                 raise InvalidArgument(
                     f"minimize_lbfgs: the gradient has shape {gradient.shape}, expected {x.shape}"
                 )
-            own[1], own[2:] = value, gradient
-        except Exception as error:
-            failure = error
-            own[0] = 1
-        name = "minimize_lbfgs.evaluation"
-        both = collectives.allreduce(own, ReduceOp.Sum, name, process_set=self._process_set)
-        if both[0] > 0:
-            text = None if failure is None else f"{type(failure).__name__}: {failure}"
-            texts = allgather_object(text, f"{name}.failures", process_set=self._process_set)
-            if failure is not None:
-                raise failure
-            ranks = self._process_set.ranks or range(len(texts))
-            failed = [f"rank {r}: {t}" for r, t in zip(ranks, texts, strict=True) if t is not None]
-            raise Abandoned(
-                f"minimize_lbfgs: evaluation {self._state.evaluations + 1} failed on other ranks: "
-                + "; ".join(failed)
-            )
+            own[0], own[1:] = value, gradient
+
         self._state.evaluations += 1
-        return float(both[1]), both[2:]
+        both = _together(
+            evaluate, 1 + x.size, "evaluation", self._state.evaluations, self._process_set
+        )
+        return float(both[0]), both[1:]
+
+
+def _call_back(
+    callback: Callable[[LbfgsState], Any] | None, state: LbfgsState, process_set: ProcessSet
+) -> None:
+    def call(_: np.ndarray) -> None:
+        if callback is not None:
+            callback(state)
+
+    _together(call, 0, "callback", state.iterations, process_set)
+
+
+def _together(
+    function: Callable[[np.ndarray], None],
+    count: int,
+    kind: str,
+    number: int,
+    process_set: ProcessSet,
+) -> np.ndarray:
+    """The sum over the ranks of what ``function`` puts into its argument, zeros of [count].
+
+    A rank where it fails still takes part, so that no other waits for it, here or in an operation
+    of gradred.diff. All raise.
+    """
+    what, name = f"{kind} {number} of minimize_lbfgs", f"minimize_lbfgs.{kind}"
+    failure: Exception | None = None
+    own = np.zeros(1 + count)
+    try:
+        with diff.guard(what=what):
+            function(own[1:])
+    except Exception as error:
+        failure = error
+        own[:] = 0
+        own[0] = 1
+    total = collectives.allreduce(own, ReduceOp.Sum, name, process_set=process_set)
+    if total[0] == 0:
+        return total[1:]
+    text = None if failure is None else as_text(failure)
+    texts = allgather_object(text, f"{name}.failures", process_set=process_set)
+    if failure is not None:
+        raise failure
+    ranks = _ranks_of(process_set)
+    failed = [f"rank {r}: {t}" for r, t in zip(ranks, texts, strict=True) if t is not None]
+    raise Abandoned(f"{what} failed on other ranks: " + "; ".join(failed))
 
 
 def _is_finite(value: float, gradient: np.ndarray) -> bool:

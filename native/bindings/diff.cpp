@@ -4,6 +4,7 @@
 #include "bindings.h"
 #include "diff/context.h"
 #include "diff/halo.h"
+#include "sparse/hypre.h"
 #include "sparse/operations.h"
 
 namespace gradred::bindings {
@@ -55,6 +56,7 @@ void BindDiff(py::module_& m) {
   m.def("diff_halo_plan", &HaloPlan, py::arg("params"));
   m.def("sparse_peers", &sparse::PeersOf, py::arg("number"));
   m.def("sparse_drop_pattern", &sparse::DropPattern, py::arg("number"));
+  m.def("sparse_hierarchies", &sparse::CountHierarchies);
 }
 
 }  // namespace gradred::bindings

@@ -22,6 +22,7 @@ SCRIPTS = {
     "negotiation": ("", "mpi4py"),
     # One rank: TensorFlow takes seconds to start.
     "overlap": ("--ranks 1 --parts work,brute", "tensorflow"),
+    "pde_scaling": ("--parts weak", "tensorflow"),
     "step": ("--ranks 1", "tensorflow"),
     "timeline": ("", "numpy"),
     "train": ("--ranks 1", "tensorflow"),

@@ -75,6 +75,7 @@ def test_ranks_that_differ(in_graph, context, job, rank, size):
         assert both(tf.ones([2]), lambda y: diff.allreduce(y, context))[0] == size
 
 
+@pytest.mark.usefixtures("context")
 def test_messages_that_differ(job, rank, size):
     """Only the receiver can see it: the context ends, with its text on all ranks."""
     context = Context(name="messages")
@@ -92,6 +93,7 @@ def test_messages_that_differ(job, rank, size):
     diff.barrier(again)
 
 
+@pytest.mark.usefixtures("context")
 def test_a_rank_that_leaves(job, rank, size):
     context = Context(name="left")
     diff.barrier(context)
@@ -172,6 +174,7 @@ def test_wrong_arguments_on_one_rank(context, job, rank, size):
     plan.context.close()
 
 
+@pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("to_itself", [False, True])
 def test_messages_that_are_refused(to_itself, job, rank, size):
     """Only the peer could match one: the context ends, and says why."""
@@ -183,6 +186,35 @@ def test_messages_that_are_refused(to_itself, job, rank, size):
     texts = job.exchange(text_of(lambda: diff.barrier(context)))
     assert set(texts) == {f"rank {last}: {job.exchange(text)[last]}"}
     context.close()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_loop_that_guards_its_steps(given, context, job, rank, size):
+    """One rank fails between messages that the others wait for: all catch it and go on."""
+    contexts = [Context(name="steps", dims=[size], periodic=True), Context(name="besides")]
+    plan = diff.HaloPlan(contexts[0], [[3] * size])
+    caught = ""
+    for step in range(4):
+        try:
+            with diff.guard(*contexts[: int(given)], what=f"step {step}"):
+                x = diff.sendrecv(tf.ones([3]), contexts[0], (rank + 1) % size, (rank - 1) % size)
+                if step == 2 and rank == size - 1:
+                    raise RuntimeError("out of data")
+                diff.recv(x, contexts[0], (rank - 1) % size) if rank == 0 else None
+                diff.send(x, contexts[0], 0) if rank == size - 1 else None
+                diff.halo_exchange(x, plan)
+        except (Error, RuntimeError) as error:
+            caught = f"{step}: {error}"
+            break
+    wanted = f"2: rank {size - 1}: step 2 in context 'steps': RuntimeError: out of data"
+    assert job.exchange(caught) == [wanted] * (size - 1) + ["2: out of data"]
+    if given:
+        assert diff.allreduce(tf.ones([]), contexts[1]) == size
+    else:
+        text = text_of(lambda: diff.barrier(contexts[1]))
+        assert text == f"rank {size - 1}: step 2 in context 'besides': RuntimeError: out of data"
+    for made in contexts:
+        made.close()
 
 
 def test_loops_and_branches_of_tensorflow(context):

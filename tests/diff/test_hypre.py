@@ -94,7 +94,7 @@ def check_solves(context, method, drift):
 
 def main() -> None:
     import gradred
-    import tensorflow as tf
+    from gradred._native import core
     from gradred.diff import Context
 
     gradred.init()
@@ -103,7 +103,7 @@ def main() -> None:
     pairs = [[r, r + 1] for r in ranks[::2]]
     for groups in (alone, pairs, None):
         context = Context(groups)
-        patterns = []
+        patterns, before = [], core.sparse_hierarchies()
         for _ in range(2):
             for method, drift in (("cg", 0.0), ("gmres", 0.0), ("gmres", 0.2), ("bicgstab", 0.2)):
                 patterns.append(check_solves(context, method, drift))
@@ -111,8 +111,13 @@ def main() -> None:
                 if len(patterns) > 2 + context.rank:
                     del patterns[-1 if context.rank % 2 else 0]
                     gc.collect()
-        tf.keras.backend.clear_session()
-        context.close()
+        # The next one to be set up frees all that was given up on all ranks.
+        patterns.clear()
+        gc.collect()
+        last = check_solves(context, "cg", 0.0)
+        assert core.sparse_hierarchies() == before + 1
+        del last
+        context.close()  # which leaves that one
     print("all solved", gradred.size())
     gradred.shutdown()
 

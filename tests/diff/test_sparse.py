@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,6 +227,75 @@ def test_tiny_and_large_right_hand_sides(system, context):
     for size in (2.0**-900, 2.0**900):
         scaled = sparse.solve(pattern, values, own(np.full(N, size), pattern))
         np.testing.assert_array_equal(scaled / size, x)
+
+
+def test_solutions_that_no_number_can_hold(system, context):
+    pattern, mine = system
+    values = sparse.assemble(pattern, triplets(0.0)[2][mine])
+    for dtype, size in ((tf.float64, 1e200), (tf.float32, 1e30)):
+        small, large = tf.cast(values / size, dtype), tf.cast(own(np.full(N, size), pattern), dtype)
+        with pytest.raises(gradred.errors.InvalidArgument, match=f"that {dtype.name} cannot hold"):
+            sparse.solve(pattern, small, large)
+
+
+def resident_nbytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.ranks(2)
+def test_what_was_set_up_is_freed_with_the_pattern(context, rank):
+    n, sizes = 200_000, []
+    at = np.arange(rank * n // 2, (rank + 1) * n // 2)
+    for _ in range(14):
+        pattern = sparse.Pattern(
+            np.tile(at, 3), np.r_[at, (at + 1) % n, at - 1] % n, (n, n), context
+        )
+        # Some 10 MB with what the solver keeps.
+        sparse.solve(pattern, tf.repeat([0.1], pattern.nonzeros), tf.ones([n // 2]), method="gmres")
+        del pattern
+        sizes.append(resident_nbytes())
+    assert sizes[-1] - sizes[3] < 40e6, sizes
+
+
+@pytest.mark.parametrize("kind", ["eager", "nested", "concrete"])
+def test_a_pattern_that_goes_before_the_gradient(kind, context, rank, size):
+    """It is kept for as long as it is needed."""
+    rows, columns, values = triplets(0.0)
+    mine = slice(rank, None, size)
+    t, one = tf.constant(values[mine]), N // size + (rank < N % size)
+
+    def solve(pattern, t):
+        values = sparse.assemble(pattern, t)
+        return sparse.solve(pattern, values, tf.ones([one], t.dtype), rtol=1e-13)
+
+    def gradient(make):
+        with tf.GradientTape() as tape:
+            tape.watch(t)
+            x = make()
+            loss = context.end(tf.reduce_sum(x**2))
+        return tape.gradient(loss, t).numpy()
+
+    pattern = sparse.Pattern(rows[mine], columns[mine], (N, N), context)
+    wanted = gradient(lambda: solve(pattern, t))
+    if kind == "concrete":
+        traced = tf.function(lambda t: solve(pattern, t)).get_concrete_function(t)
+        kept = weakref.ref(pattern)
+        del pattern
+        got = gradient(lambda: traced(t))
+        assert kept() is not None
+    elif kind == "eager":
+        got = gradient(lambda: solve(sparse.Pattern(rows[mine], columns[mine], (N, N), context), t))
+    else:
+        with tf.GradientTape() as outer:
+            outer.watch(t)
+            with tf.GradientTape() as inner:
+                inner.watch(t)
+                x = solve(sparse.Pattern(rows[mine], columns[mine], (N, N), context), t)
+                loss = context.end(tf.reduce_sum(x**2))
+            got = inner.gradient(loss, t)
+            along = context.end(tf.reduce_sum(got))
+        assert np.isfinite(outer.gradient(along, t)).all()
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_ranks_that_take_different_patterns(system, context, job, rank, size):

@@ -60,8 +60,11 @@ def test_heat_inversion(tmp_path):
 
 
 def test_poisson_inversion(tmp_path):
-    options = ["--nodes", 19, "--iterations", 20, "--method", "differences"]
+    """With Adam; the others with L-BFGS."""
+    options = ["--nodes", 19, "--iterations", 40, "--method", "differences"]
+    options += ["--optimizer", "adam", "--learning-rate", 1e-2]
     code, text, results = run(2, "poisson_inverse.py", tmp_path, *options)
     assert code == 0, text
+    assert results["optimizer"] == "adam" and len(results["misfit"]) == 40
     assert results["misfit"][-1] < 0.5 * results["misfit"][0]
     assert results["error"] < 0.9 * results["error_of_start"]

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import gradred
-from gradred.errors import Abandoned, InvalidArgument
+import tensorflow as tf
+from gradred import diff
+from gradred.errors import Abandoned, Error, InvalidArgument, Mismatch
 from gradred.pde import LbfgsState, minimize_lbfgs
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -83,8 +85,12 @@ def test_bad_input_is_refused_on_all_ranks():
         minimize_lbfgs(rosenbrock, np.ones((2, 2)))
     with pytest.raises(InvalidArgument, match=r"gradient has shape \(2,\), expected \(3,\)"):
         minimize_lbfgs(lambda x: (1.0, x[:2]), np.ones(3))
-    with pytest.raises(InvalidArgument, match="memory must be at least 1"):
-        minimize_lbfgs(rosenbrock, np.ones(3), memory=0)
+    last = gradred.size() - 1
+    mine = gradred.rank() == last
+    with pytest.raises(InvalidArgument, match=rf"rank {last}: memory must be at least 1"):
+        minimize_lbfgs(rosenbrock, np.ones(3), memory=0 if mine else 1)
+    with pytest.raises(Mismatch, match=rf"rank 0: \(5, 10, .*rank {last}: \(6, 10, .*iterations"):
+        minimize_lbfgs(rosenbrock, np.ones(3), iterations=6 if mine else 5)
 
 
 def test_a_share_that_fails_on_one_rank_fails_on_all():
@@ -110,3 +116,79 @@ def test_a_share_that_fails_on_one_rank_fails_on_all():
     with pytest.raises(expected, match=r"gradient has shape \(2,\), expected \(3,\)"):
         minimize_lbfgs(narrow, np.ones(3))
     assert minimize_lbfgs(rosenbrock, start(), iterations=2).iterations == 2
+
+
+def test_a_callback_that_fails_on_one_rank_fails_on_all():
+    """Given on that rank alone, or on all."""
+    last = gradred.rank() == gradred.size() - 1
+
+    def callback(state):
+        if last and state.iterations == 3:
+            raise OSError("the disk is full")
+
+    expected = OSError if last else Abandoned
+    text = "disk" if last else rf"callback 3 .* rank {gradred.size() - 1}: OSError: the disk is"
+    for given in (callback, callback if last else None):
+        with pytest.raises(expected, match=text):
+            minimize_lbfgs(rosenbrock, start(), callback=given)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("where", ["eager", "graph", "first", "callback"])
+def test_who_waits_in_the_graph_for_a_share_that_fails(where):
+    """Before, between and behind operations of gradred.diff; the others name rank and text."""
+    rank, last = gradred.rank(), gradred.size() - 1
+    context = diff.Context(dims=[gradred.size()], name="share")
+    evaluations = []
+
+    def fails(at, *kinds):
+        return rank == last and where in kinds and len(evaluations) == at
+
+    def value_of(x, wrong):
+        loss = diff.psum(tf.reduce_sum((x - 1.0) ** 2), context)
+        if where == "graph":
+            loss = tf.debugging.check_numerics(loss / (1.0 - wrong), "no wave today")
+        elif wrong:
+            raise ValueError("no wave today")
+        return context.end(diff.shift(loss, context) + loss)
+
+    traced = tf.function(value_of) if where == "graph" else value_of
+
+    def share(x):
+        evaluations.append(x)
+        if fails(1, "first"):
+            raise ValueError("no wave today")
+        y = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(y)
+            loss = traced(y, tf.constant(float(fails(2, "eager", "graph")), tf.float64))
+        return float(loss), tape.gradient(loss, y).numpy()
+
+    def callback(state):
+        if fails(state.evaluations, "callback"):
+            raise ValueError("no wave today")
+        diff.barrier(context)
+
+    with pytest.raises(Exception) as raised:
+        minimize_lbfgs(share, np.arange(3.0), callback=callback)
+    assert "no wave today" in str(raised.value)
+    if rank != last:
+        what = "callback 1" if where == "callback" else rf"evaluation {1 + (where != 'first')}"
+        assert f"rank {last}: {what} of minimize_lbfgs in context 'share'" in str(raised.value)
+    with pytest.raises(Error, match=f"rank {last}: .* in context 'share': .*no wave today"):
+        diff.barrier(context)
+    context.close()
+
+
+def test_what_an_operation_has_told_ends_no_context():
+    last = gradred.size() - 1
+    context = diff.Context(name="told")
+
+    def share(x):
+        op = "sum" if gradred.rank() != last else "avg"
+        return float(diff.allreduce(tf.reduce_sum(x), context, op)), x
+
+    with pytest.raises(InvalidArgument, match="op='avg'"):
+        minimize_lbfgs(share, np.ones(2))
+    assert diff.allreduce(tf.ones([]), context) == gradred.size()
+    context.close()

@@ -267,6 +267,19 @@ def test_what_one_rank_cannot_convert_fails_on_all(contexts):
     assert problem(block, signals).shape == (STEPS, len(RECEIVERS))
 
 
+def test_a_block_of_another_shape_on_one_rank_fails_on_all(contexts):
+    grid = problem_of(Heat, contexts[0][0]).grid
+    context = grid.context
+    last = context.rank == context.size - 1
+    block = np.ones(grid.block_shape)
+    with pytest.raises(
+        InvalidArgument, match=r"Grid.whole: expected shape \(.*, got \(1,\)"
+    ) as why:
+        grid.whole(block[:1, 0] if last else block)
+    assert last or f"rank {context.size - 1}: " in str(why.value)
+    assert grid.whole(block).shape == SHAPE
+
+
 @pytest.mark.ranks(2)
 def test_settings_that_cannot_be_are_refused(contexts):
     context = contexts[0][0]

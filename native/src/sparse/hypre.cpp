@@ -1,6 +1,7 @@
 #include "sparse/hypre.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -121,6 +122,7 @@ class BoomerAmg {
       : api_(TheLibrary().api), rows_(static_cast<int>(pattern.rows())) {
     // An MPI_Comm is a pointer or an int, which travel in one register alike.
     std::memcpy(&comm_, mpi_communicator.data(), std::min(mpi_communicator.size(), sizeof comm_));
+    ++count;
     first_ = pattern.first_row();
     b_ = MakeVector(&b_object_);
     x_ = MakeVector(&x_object_);
@@ -145,11 +147,14 @@ class BoomerAmg {
   }
 
   ~BoomerAmg() {
+    --count;
     if (amg_ != nullptr) api_.BoomerAMGDestroy(amg_);
     if (a_ != nullptr) api_.IJMatrixDestroy(a_);
     if (b_ != nullptr) api_.IJVectorDestroy(b_);
     if (x_ != nullptr) api_.IJVectorDestroy(x_);
   }
+
+  static std::atomic<int64_t> count;
 
   void Apply(const double* r, double* z, bool transposed) {
     Check("IJVectorSetValues", api_.IJVectorSetValues(b_, rows_, indices(), r));
@@ -226,6 +231,8 @@ class BoomerAmg {
   Handle a_object_ = nullptr, b_object_ = nullptr, x_object_ = nullptr;
 };
 
+std::atomic<int64_t> BoomerAmg::count{0};
+
 // Those of a channel, numbered alike on all its ranks. See Note [Freeing what HYPRE holds].
 class Hierarchies {
  public:
@@ -246,9 +253,13 @@ class Hierarchies {
       for (const auto& [number, hierarchy] : hierarchies_)
         here.push_back(static_cast<double>(given_up_.count(number)));
     }
-    const std::vector<double> ranks = SumOverRanks(channel, here);
-    auto at = hierarchies_.begin();
-    for (const double n : ranks) at = n == channel.size() ? hierarchies_.erase(at) : ++at;
+    auto next = hierarchies_.begin();
+    for (const double ranks : SumOverRanks(channel, here)) {
+      const auto at = next++;
+      if (ranks != channel.size()) continue;
+      Forget(at->first);
+      hierarchies_.erase(at);
+    }
   }
 
   std::pair<int64_t, BoomerAmg*> Add(std::unique_ptr<BoomerAmg> hierarchy) {
@@ -264,6 +275,11 @@ class Hierarchies {
   }
 
  private:
+  void Forget(int64_t number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    given_up_.erase(number);
+  }
+
   std::map<int64_t, std::unique_ptr<BoomerAmg>> hierarchies_;  // of the channel's worker alone
   int64_t next_ = 0;
   std::mutex mutex_;
@@ -308,6 +324,8 @@ std::string FindHypre(const std::string& path) {
   }
   return library.why_not;
 }
+
+int64_t CountHierarchies() { return BoomerAmg::count; }
 
 std::unique_ptr<Preconditioner> MakeBoomerAmg(diff::Channel& channel, const Pattern& pattern,
                                               const double* values, bool symmetric) {

@@ -26,4 +26,7 @@ std::string FindHypre(const std::string& path);
 std::unique_ptr<Preconditioner> MakeBoomerAmg(diff::Channel& channel, const Pattern& pattern,
                                               const double* values, bool symmetric);
 
+// Hierarchies in memory, those given up and not freed yet among them. Any thread.
+int64_t CountHierarchies();
+
 }  // namespace gradred::sparse
