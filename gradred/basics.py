@@ -10,11 +10,10 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import gradred
-from gradred import config, errors, horovod_env, plan_file
+from gradred import config, errors, horovod_env, plan_file, uncaught
 from gradred._native import core
 from gradred.errors import Error, InvalidArgument, NotInitialized
 from gradred.process_sets import ProcessSet, check_sets, on_init, on_shutdown
@@ -47,7 +46,6 @@ class _State:
     settings: config.Settings | None = None
     communicator: Any = None  # kept alive: its handle is in use
     cause: tuple[str, str] | None = None  # kind and text of the engine error; final
-    uncaught: str = ""  # the exception that is about to end the process
     forked_from: str = ""  # of a forked child: its parent had called init()
     mpi_is_ours: bool = False  # an init() of ours has initialised MPI
     mpi_of_others: bool = False  # MPI was initialised before us: its owner finalizes it
@@ -333,7 +331,7 @@ def _prepare(values: config.Settings, environ: Mapping[str, str]) -> None:
     # See Note [Log lines] in native/bindings/log.cpp.
     _state.log_thread = threading.Thread(target=_pass_log_lines, name="gradred-log", daemon=True)
     _state.log_thread.start()
-    _watch_exceptions()
+    uncaught.watch()
     atexit.register(_at_exit)
 
 
@@ -343,31 +341,12 @@ def _pass_log_lines() -> None:
             logger.log(level, text)
 
 
-def _watch_exceptions() -> None:
-    """Remembers what ends the process, for the others; all hooks that are set stay in effect."""
-    previous, previous_of_threads = sys.excepthook, threading.excepthook
-
-    def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
-        if not hasattr(sys, "ps1"):  # an interactive session goes on
-            _state.uncaught = f"{kind.__name__}: {value}"[:1000]
-        previous(kind, value, tb)
-
-    def hook_of_threads(args: threading.ExceptHookArgs) -> None:
-        if not _state.uncaught:
-            where = args.thread.name if args.thread is not None else "?"
-            text = f"{args.exc_type.__name__}: {args.exc_value}"
-            _state.uncaught = f"{text} in thread {where}"[:1000]
-        previous_of_threads(args)
-
-    sys.excepthook, threading.excepthook = hook, hook_of_threads
-
-
 def _at_exit() -> None:
     """Shuts down; after an engine error sees to it that MPI is not finalized."""
     if os.getpid() != _state.prepared_pid:
         return
     left = False
-    how = f": {_state.uncaught}" if _state.uncaught else ""
+    how = f": {uncaught.text()}" if uncaught.text() else ""
     try:
         shutdown(f"the process ended{how}")
     except BaseException as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import selectors
 import shutil
@@ -16,13 +15,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gradred.launch import folder, launchers, local, mpirun, processes
 from gradred.launch.errors import UsageError
 from gradred.launch.hosts import Host
 from gradred.launch.output import Output
-from gradred.launch.supervisor import OUTPUT_SOCKET, in_foreground
+from gradred.launch.supervisor import OUTPUT_SOCKET, describe, in_foreground
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _TIMED_OUT = 124  # as timeout(1)
@@ -60,6 +59,26 @@ def check_command(command: Sequence[str]) -> None:
         raise UsageError(f"command not found: {command[0]}")
 
 
+class _End(NamedTuple):
+    """How a rank ended."""
+
+    time_ns: int
+    rank: int
+    how: str  # describe()
+    role: str  # of its uncaught exception: "cause", "consequence" of another rank's end; "" if none
+    error: str  # that exception
+
+    @property
+    def code(self) -> int:
+        """Of the exit; 128 + number for a signal."""
+        number = int(self.how.removeprefix("exit code ").removeprefix("signal ").split()[0])
+        return number + (128 if self.how.startswith("signal") else 0)
+
+    @property
+    def because(self) -> str:
+        return f": {self.error}" if self.error else ""
+
+
 class JobRun:
     """One job from its start to its end. Used once, by the main thread."""
 
@@ -69,6 +88,7 @@ class JobRun:
         self._launcher = launchers.choose(options.launcher, options.hosts)
         if self._launcher is None:
             local.check_size(options.size)
+        self._foreground = in_foreground()
         self._selector = selectors.DefaultSelector()
         self._folder, self._folder_lock = folder.make()
         self._main_pids: set[int] = set()  # mpirun, or the supervisors
@@ -140,6 +160,8 @@ class JobRun:
 
     def _in_child(self) -> None:
         processes.die_with_parent(signal.SIGTERM)
+        if not self._foreground:  # what is sent to our process group is handed on, and once
+            os.setpgrp()
 
     def _show_line(self, line: list[str]) -> None:
         if self._options.verbose:
@@ -203,7 +225,7 @@ class JobRun:
             self._main_code, self._by_signal = 128 + number, True
         if self._kill_at is not None:
             self._begin_end(self._next_signal)
-        elif number == signal.SIGINT and in_foreground():
+        elif number == signal.SIGINT and self._foreground and in_foreground():
             self._kill_at = time.monotonic() + self._options.grace_s  # the terminal told everybody
         else:
             self._begin_end(number if number != signal.SIGPIPE else signal.SIGTERM)
@@ -232,30 +254,38 @@ class JobRun:
             for key, _ in self._selector.select(left):
                 key.data(key.fd)
 
-    def _notes(self) -> list[tuple[int, int, str]]:
-        """(time, rank, how it ended) for the ranks of this machine that have ended, in order."""
+    def _notes(self) -> list[_End]:
+        """Of the ranks of this machine that have ended, in the order of their ends."""
         notes = []
         for path in Path(self._folder).glob("rank-*"):
             rank = path.name.removeprefix("rank-")
             if rank.isdecimal():
-                notes.append((path.stat().st_mtime_ns, int(rank), path.read_text().strip()))
+                uncaught = path.with_name(path.name + ".exception")  # see gradred/uncaught.py
+                role, _, error = (uncaught.read_text() if uncaught.exists() else "").partition("\n")
+                how = path.read_text().strip()
+                notes.append(_End(path.stat().st_mtime_ns, int(rank), how, role, error.strip()))
         return sorted(notes)
 
     def _exit_code(self) -> int:
         notes = self._notes()
         if self._options.verbose:
-            for _, rank, text in notes:
-                say(f"rank {rank}: {text}")
+            for end in notes:
+                say(f"rank {end.rank}: {end.how}{end.because}")
         if self._timed_out:
             return _TIMED_OUT
-        if self._main_code == 0 or self._by_signal:
+        if self._by_signal:
+            if self._main_code != 128 + signal.SIGPIPE:
+                say(f"the job was ended by {describe(128 - self._main_code)}")
             return self._main_code
-        for _, rank, text in notes:
-            match = re.match(r"(signal|exit code) (\d+)", text)
-            if match and match[2] != "0":
-                say(f"the job ended because rank {rank} ended by {text}")
-                return int(match[2]) + (128 if match[1] == "signal" else 0)
-        return self._main_code
+        if self._main_code == 0:
+            return 0
+        failed = [end for end in notes if end.code != 0]
+        if not failed:
+            return self._main_code
+        # Ranks that lost another one may be gone before that one is.
+        first = min(failed, key=lambda end: end.role == "consequence")
+        say(f"the job ended because rank {first.rank} ended by {first.how}{first.because}")
+        return first.code
 
 
 def run(options: RunOptions) -> int:

@@ -200,6 +200,7 @@ def main() -> int:
     options: Options = json.loads(sys.argv[1])
     command = sys.argv[2:]
     place = find_place(os.environ)
+    os.environ["GRADRED_JOB_RANK"] = str(place["rank"])  # to the program: see gradred/uncaught.py
     folder = os.environ["GRADRED_JOB_DIR"]
     os.makedirs(folder, mode=0o700, exist_ok=True)  # it is new on a machine without `gradred run`
     hold(folder)

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 from gradred import errors
 from gradred._native import core
+from gradred.tensorflow.interrupt import spare_constructors
 
 __all__ = ["abandon", "as_gradred_error", "native_errors", "ops"]
 
@@ -29,6 +30,7 @@ def _load() -> tuple[Any, ctypes.CDLL]:
 
 
 ops, _library = _load()
+spare_constructors()
 
 
 def abandon(key: str, reason: str) -> None:

@@ -21,7 +21,7 @@ namespace gradred::bindings {
 namespace py = pybind11;
 
 // One a source file.
-void BindErrors();
+void BindErrors(py::module_& m);
 void BindLog(py::module_& m);
 void BindArrays(py::module_& m);
 void BindWorld(py::module_& m);

@@ -3,7 +3,7 @@
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The native engine of gradred. Private: see gradred for the API.";
   using namespace gradred::bindings;
-  BindErrors();
+  BindErrors(m);
   BindLog(m);
   BindArrays(m);
   BindWorld(m);

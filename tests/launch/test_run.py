@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -36,6 +36,7 @@ def started(
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     try:
         yield process
@@ -178,6 +179,38 @@ def test_signals_are_handed_on_once(number: signal.Signals) -> None:
         out, _ = process.communicate(timeout=30)
     assert sorted(out.splitlines()) == [f"[0] got {number:d}", f"[1] got {number:d}"]
     assert process.returncode == (0 if number == signal.SIGUSR1 else 128 + number)
+
+
+INTERRUPTED = """
+import os, sys, time
+import numpy as np
+import gradred
+gradred.init()
+print("ready", flush=True)
+try:
+    time.sleep(60) if gradred.rank() == 1 else gradred.allreduce(np.ones(3), name="waits")
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["launcher", "all"])
+def test_an_interrupt_is_one_on_all_ranks(send: Callable[[int, int], None]) -> None:
+    """Also on ranks that wait for one that ends first. One trace, of rank 0, and one line."""
+    program = (sys.executable, "-c", INTERRUPTED)
+    with started("-np", "3", "--launcher", "local", *program) as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.readline() for _ in range(3)) == [
+            f"[{rank}] ready\n" for rank in range(3)
+        ]
+        send(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert sorted(out.splitlines()) == [f"[{rank}] interrupted" for rank in range(3)], err
+    assert err.count("Traceback") == 1 and "Abandoned" not in err, err
+    end = "[0] KeyboardInterrupt\ngradred run: the job was ended by signal 2 (SIGINT)\n"
+    assert err.endswith(end), err
 
 
 def test_deaf_ranks_are_killed() -> None:

@@ -25,12 +25,27 @@ for _ in range(3):
 gr.barrier()
 """
 
+# Rank 2 does not catch what rank 1's end is to it, and its process ends before that of rank 1.
 RAISE = (
-    _SURVIVE
+    """
+import atexit, os, time
+
+def be_last():
+    end = time.monotonic() + 10
+    while raised and not os.path.exists(rank_2) and time.monotonic() < end:
+        time.sleep(0.01)
+
+raised, rank_2 = False, os.environ.get("GRADRED_JOB_DIR", "") + "/rank-2"
+atexit.register(be_last)
+"""
+    + _SURVIVE
     + """
 if gr.rank() == 1:
+    raised = "GRADRED_JOB_DIR" in os.environ
     raise ValueError("boom in step 3")
-survive(lambda: gr.allreduce(np.ones(3), name="step"))
+if gr.rank() == 0:
+    survive(lambda: gr.allreduce(np.ones(3), name="step"))
+gr.allreduce(np.ones(3), name="step") if gr.rank() == 2 else None
 """
 )
 
@@ -192,14 +207,16 @@ def check_late(run_ranks, launcher: str, failure: str, *parts: str) -> None:
 def check_raise(run_ranks, launcher: str) -> None:
     result = run_ranks(3, RAISE, launcher=launcher, options=_GRACE)
     assert result.returncode != 0, result.text
-    assert result.codes == [0, 1, 0], result.text
-    for rank in (0, 2):
-        [(kind, text, seconds)] = caught(result.out[rank])
-        assert kind == "Abandoned", result.text
-        assert "rank 1" in text, text
-        assert "ValueError: boom in step 3" in text, text
-        assert seconds < _SOON_S, result.text
+    assert result.codes == [0, 1, 1], result.text
+    [(kind, text, seconds)] = caught(result.out[0])
+    assert kind == "Abandoned", result.text
+    assert "rank 1" in text, text
+    assert "ValueError: boom in step 3" in text, text
+    assert seconds < _SOON_S, result.text
     assert "ValueError: boom in step 3" in result.err[1]
+    assert f"gradred.errors.Abandoned: {text}" in result.err[2]
+    because = "the job ended because rank 1 ended by exit code 1: ValueError: boom in step 3\n"
+    assert because in result.launcher_err, result.text
 
 
 def check_exit(run_ranks, launcher: str) -> None:

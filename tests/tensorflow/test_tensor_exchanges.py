@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -230,6 +235,26 @@ def test_splits_that_do_not_fit_on_one_rank(mode, rank, size):
     works(size)
     rows, _ = run(tf.range(size), tf.ones([size], tf.int32))
     np.testing.assert_array_equal(rows, [rank] * size)
+
+
+@BOTH
+@pytest.mark.ranks(2)
+def test_an_interrupt_is_one_where_another_rank_ends_the_operation(mode, rank, size, shared_dir):
+    """A Ctrl-C that reaches all ranks: some are in Python, and give up what others need."""
+    sent = shared_dir / mode
+    run = modes(lambda x, s: hvd.alltoall(x, s, name="interrupted"))[mode]
+    if rank == 1:
+        ring = threading.Timer(0.3, lambda: (os.kill(os.getpid(), signal.SIGINT), sent.touch()))
+        ring.start()
+        with pytest.raises(KeyboardInterrupt):
+            run(tf.zeros([size]), tf.ones([size], tf.int32))
+            time.sleep(10)
+    else:
+        while not sent.exists():
+            time.sleep(0.01)
+        with pytest.raises(RUN_TIME):
+            run(tf.zeros([size]), tf.zeros([size], tf.int32))
+    works(size)
 
 
 @BOTH

@@ -1,0 +1,94 @@
+"""What is about to end this process: told to the other ranks, to ``gradred run``, and shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+
+# Errors that come of another rank's end, by their kinds; an op of TensorFlow has them in its text.
+_CONSEQUENCES = ("Abandoned", "PeerLost")
+# How much later a Ctrl-C that reaches all ranks may come to one of them.
+_LATER_S = 0.3
+
+_text = ""
+
+
+def text() -> str:
+    """The exception that ends this process, in one line; "" if none does. Local."""
+    return _text
+
+
+def watch() -> None:
+    """Hooks for uncaught exceptions, once a process; all hooks that are set stay in effect.
+
+    Under ``gradred run`` a Ctrl-C is shown by rank 0 alone: the launcher says the rest.
+    """
+    previous, previous_of_threads = sys.excepthook, threading.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
+        global _text
+        if hasattr(sys, "ps1"):  # an interactive session goes on
+            previous(kind, value, tb)
+            return
+        interrupt = _interrupt(value)
+        if interrupt is not None:
+            kind, value, tb = type(interrupt), interrupt, interrupt.__traceback__
+        _text = _one_line(kind, value)
+        rank = _tell_launcher(value)
+        if interrupt is None or rank in ("", "0"):
+            previous(kind, value, tb)
+
+    def hook_of_threads(args: threading.ExceptHookArgs) -> None:
+        global _text
+        if not _text:
+            where = args.thread.name if args.thread is not None else "?"
+            _text = f"{_one_line(args.exc_type, args.exc_value)} in thread {where}"
+        previous_of_threads(args)
+
+    sys.excepthook, threading.excepthook = hook, hook_of_threads
+
+
+def is_consequence(error: BaseException | None) -> bool:
+    """Whether an exception, or what it was raised for, is about another rank's end. Local."""
+    while error is not None:
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        marks = [f"gradred {kind}: " for kind in _CONSEQUENCES]
+        if kinds & set(_CONSEQUENCES) or any(mark in str(error) for mark in marks):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _interrupt(error: BaseException) -> KeyboardInterrupt | None:
+    """The Ctrl-C that ends this process, without what came to it as another rank's."""
+    if not isinstance(error, KeyboardInterrupt):
+        if "KeyboardInterrupt" not in str(error) or not is_consequence(error):
+            return None
+        try:  # the other rank's was perhaps ours as well, and only came there first
+            time.sleep(_LATER_S)
+            return None
+        except KeyboardInterrupt:
+            error = KeyboardInterrupt().with_traceback(error.__traceback__)
+    if is_consequence(error.__context__):
+        error.__context__ = None
+    return error
+
+
+def _one_line(kind: type[BaseException], value: BaseException | None) -> str:
+    words = " ".join(str(value).split()) if value is not None else ""
+    return (f"{kind.__name__}: {words}" if words else kind.__name__)[:1000]
+
+
+def _tell_launcher(error: BaseException) -> str:
+    """A note for ``gradred run``, see launch/run.py. Returns this rank, "" without a launcher."""
+    folder, rank = os.environ.get("GRADRED_JOB_DIR"), os.environ.get("GRADRED_JOB_RANK", "")
+    if not folder or not rank:
+        return ""
+    role = "consequence" if is_consequence(error) else "cause"
+    with contextlib.suppress(OSError), open(f"{folder}/rank-{rank}.exception", "w") as file:
+        file.write(f"{role}\n{_text}\n")
+    return rank
