@@ -316,9 +316,9 @@ def check_equal(texts: Sequence[str], aliases: Mapping[str, Sequence[str]] | Non
     ranks = [json.loads(text) for text in texts]
     lines = []
     for name in dict.fromkeys(name for values in ranks for name in values):
-        holders = _holders([json.dumps(values.get(name)) for values in ranks])
-        if len(holders) > 1:
-            parts = [f"{value} on {_ranks(held)}" for value, held in holders.items()]
+        held_by = holders([json.dumps(values.get(name)) for values in ranks])
+        if len(held_by) > 1:
+            parts = [f"{value} on {name_ranks(held)}" for value, held in held_by.items()]
             also = f" (or {', '.join(aliases[name])})" if aliases and name in aliases else ""
             lines.append(f"{name}{also} is " + ", ".join(parts))
     if lines:
@@ -326,15 +326,15 @@ def check_equal(texts: Sequence[str], aliases: Mapping[str, Sequence[str]] | Non
         raise Mismatch(f"init: settings differ between ranks: {text}; set them alike")
 
 
-def _holders(values: Sequence[str]) -> dict[str, list[int]]:
+def holders(values: Sequence[str]) -> dict[str, list[int]]:
     """Which ranks have a value: value -> ranks, in order of the lowest rank."""
-    holders: dict[str, list[int]] = {}
+    held_by: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        holders.setdefault(value, []).append(rank)
-    return holders
+        held_by.setdefault(value, []).append(rank)
+    return held_by
 
 
-def _ranks(ranks: Sequence[int], shown: int = 8) -> str:
+def name_ranks(ranks: Sequence[int], shown: int = 8) -> str:
     """ "rank 3", "ranks 0, 1, 2 and 5 more"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

@@ -37,7 +37,7 @@ def watch() -> None:
         interrupt = _interrupt(value)
         if interrupt is not None:
             kind, value, tb = type(interrupt), interrupt, interrupt.__traceback__
-        _text = _one_line(kind, value)
+        _text = one_line(kind, value)
         rank = _tell_launcher(value)
         if interrupt is None or rank in ("", "0"):
             previous(kind, value, tb)
@@ -46,7 +46,7 @@ def watch() -> None:
         global _text
         if not _text:
             where = args.thread.name if args.thread is not None else "?"
-            _text = f"{_one_line(args.exc_type, args.exc_value)} in thread {where}"
+            _text = f"{one_line(args.exc_type, args.exc_value)} in thread {where}"
         previous_of_threads(args)
 
     sys.excepthook, threading.excepthook = hook, hook_of_threads
@@ -78,8 +78,13 @@ def _interrupt(error: BaseException) -> KeyboardInterrupt | None:
     return error
 
 
-def _one_line(kind: type[BaseException], value: BaseException | None) -> str:
-    words = " ".join(str(value).split()) if value is not None else ""
+def one_line(kind: type[BaseException], value: BaseException | None) -> str:
+    """Kind and text of an exception, at most 1000 characters of them. Local."""
+    lines = str(value or "").splitlines()
+    if lines and lines[0].startswith("Graph execution error:"):
+        # TensorFlow says first where each node came from, in many lines with a space in front.
+        lines = [x for x in lines[1:] if not x[:1].isspace() and not x.endswith(" call last):")]
+    words = " ".join(" ".join(lines).split())
     return (f"{kind.__name__}: {words}" if words else kind.__name__)[:1000]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import gradred
 import tensorflow as tf
+from gradred.config import holders, name_ranks
+from gradred.errors import Mismatch
 from gradred.process_sets import ProcessSet, global_process_set
 
 __all__ = ["AveragingCallback"]
@@ -42,6 +44,9 @@ class AveragingCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         same on all ranks. Each rank counts by its samples, as the metric of that name counts them,
         or else the loss; where nothing is counted, ranks count alike. Returns: the same numbers on
         all ranks.
+
+        Raises: Mismatch: callbacks in front of this one have given ranks different learning rates,
+        or have stopped some of them.
         """
         now = _counts(self.model)
         trained = now if self._trained is None else self._trained
@@ -50,9 +55,38 @@ class AveragingCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             counts = now if name.startswith("val_") else trained
             count = counts.get(name.removeprefix("val_"), counts.get("loss", 1.0))
             mine[name] = (value, count)
-        everyone = gradred.allgather_object(mine, name=what, process_set=self.process_set)
+        both = gradred.allgather_object(
+            (mine, _decided(self.model)), name=what, process_set=self.process_set
+        )
+        everyone, decided = zip(*both, strict=True)
+        self._check_alike(decided, what)
         names = sorted({name for theirs in everyone for name in theirs})
         return {name: _average([t[name] for t in everyone if name in t]) for name in names}
+
+    def _check_alike(self, decided: Sequence[dict[str, str]], what: str) -> None:
+        for name in decided[0]:
+            held_by = holders([theirs[name] for theirs in decided])
+            if len(held_by) > 1:
+                values = ", ".join(
+                    f"{value} on {name_ranks([self.process_set.ranks[i] for i in held])}"
+                    for value, held in held_by.items()
+                )
+                raise Mismatch(
+                    f"{what}: process set {self.process_set.process_set_id}: the {name} is "
+                    f"{values}; callbacks that decide by metrics (ReduceLROnPlateau, "
+                    "EarlyStopping) come behind MetricAverageCallback"
+                )
+
+
+def _decided(model: Any) -> dict[str, str]:
+    """What callbacks of one rank have decided, and all need alike."""
+    rate = getattr(getattr(model, "optimizer", None), "learning_rate", None)
+    if rate is not None and not callable(rate):  # a schedule of Keras 2 can be called
+        rate = float(np.asarray(tf.convert_to_tensor(rate)))
+    return {
+        "learning rate": f"{rate}",
+        "end of training": "now" if getattr(model, "stop_training", False) else "later",
+    }
 
 
 def _average(parts: list[tuple[float, float]]) -> float:

@@ -76,7 +76,7 @@ class _End(NamedTuple):
 
     @property
     def because(self) -> str:
-        return f": {self.error}" if self.error else ""
+        return f": {self.error:.300}" if self.error else ""
 
 
 class JobRun:

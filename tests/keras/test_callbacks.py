@@ -10,6 +10,7 @@ import pytest
 import gradred
 import gradred.keras as hvd
 import tensorflow as tf
+from gradred.errors import Mismatch
 from harness.training import (
     KERAS_3,
     ROWS,
@@ -27,7 +28,7 @@ from harness.training import (
 pytestmark = [pytest.mark.ranks(2, deadline=120), pytest.mark.smoke]
 three = pytest.mark.ranks(2, 3, deadline=120)
 
-O = keras.optimizers  # noqa: E741
+O, C = keras.optimizers, keras.callbacks  # noqa: E741
 
 
 @three
@@ -163,6 +164,23 @@ def test_metrics_of_some_ranks(rank, size):
     assert history["a"] == [1.0 + (size - 1) / 2]
     assert history["b"] == [2.0] and history["text"] == ["x"] and history["mine"] == [7.0]
     assert history["val_loss"] == gradred.broadcast_object(history["val_loss"])
+
+
+@three
+@pytest.mark.parametrize("what", ["learning rate", "end of training"])
+def test_what_ranks_decided_by_metrics_of_their_own(what, rank, size, job):
+    """Not in silence: callbacks that read metrics stand in front of the one that averages them."""
+    if what == "learning rate":
+        alone = C.ReduceLROnPlateau(monitor="score", mode="min", patience=1, factor=0.5)
+    else:
+        alone = C.EarlyStopping(monitor="score", mode="min", patience=1)
+    say = Say(score=[2.0, 3.0 if rank == 1 else 1.0])
+    with pytest.raises(Mismatch) as caught:
+        run([say, alone, hvd.callbacks.MetricAverageCallback()], epochs=2, rate=0.125)
+    assert len(set(job.exchange(str(caught.value)))) == 1
+    mine, other = ("0.125", "0.0625") if what == "learning rate" else ("later", "now")
+    usual = "rank 0" if size == 2 else "ranks 0, 2"
+    assert f"process set 0: the {what} is {mine} on {usual}, {other}" in str(caught.value)
 
 
 @three

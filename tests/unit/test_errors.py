@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gradred
-from gradred import errors
+from gradred import errors, uncaught
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +29,28 @@ def test_kinds_are_those_of_the_native_core() -> None:
 def test_all_are_runtime_errors(name: str) -> None:
     assert issubclass(getattr(errors, name), errors.Error)
     assert issubclass(errors.Error, RuntimeError)
+
+
+def test_errors_that_come_of_another_rank() -> None:
+    """Told apart by kind, or in TensorFlow's text, also behind what a program raised for them."""
+    lost = ValueError("the epoch failed")
+    lost.__cause__ = errors.PeerLost("rank 1 ended")
+    for error in (errors.Abandoned("x"), lost, OSError("[Op:X] gradred Abandoned: rank 1 gave up")):
+        assert uncaught.is_consequence(error)
+    for error in (errors.Mismatch("shapes"), ValueError("rank 1"), KeyboardInterrupt(), None):
+        assert not uncaught.is_consequence(error)
+
+
+def test_one_line_of_an_exception() -> None:
+    places = "Detected at node X defined at (most recent call last):\n  File 'a'\n\n"
+    graph = RuntimeError(
+        f"Graph execution error:\n\n{places}{places}it broke\n\t [[{{{{node X}}}}]]"
+    )
+    assert uncaught.one_line(RuntimeError, graph) == "RuntimeError: it broke"
+    assert uncaught.one_line(KeyError, KeyError("a\nb")) == "KeyError: 'a\\nb'"
+    assert uncaught.one_line(ValueError, ValueError("  a\n b")) == "ValueError: a b"
+    assert uncaught.one_line(KeyboardInterrupt, None) == "KeyboardInterrupt"
+    assert len(uncaught.one_line(ValueError, ValueError("x" * 9999))) == 1000
 
 
 def test_usage_errors_are_value_errors() -> None:
