@@ -23,6 +23,8 @@ __all__ = ["COUNTS", "Slices", "slices_of"]
 
 COUNTS = 4  # elements of ``Slices.counts``
 
+_INDEX_NBYTES = 8  # of the larger dtype: where ranks have both, they choose alike all the same
+
 # Variables whose gradients have been sparse, by id, and the dtype of the indices: a None in their
 # place stands for no rows.
 _variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -55,7 +57,7 @@ class Slices:
         # A rank that has joined brings nothing and cannot gather. What overflows is counted by the
         # native core where it casts.
         whole = (
-            (total * (row_nbytes + self.indices.dtype.size) >= self.rows * (row_nbytes + 1))
+            (total * (row_nbytes + _INDEX_NBYTES) >= self.rows * (row_nbytes + 1))
             | (lost > 0)
             | (ranks < process_set.size())
         )

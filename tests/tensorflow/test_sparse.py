@@ -19,7 +19,7 @@ def traced(function, mode):
     return tf.function(function, autograph=False) if mode == "graph" else function
 
 
-def reduce_slices(rows_of_rank, mode, dtype=tf.float32, values=None, **options):
+def reduce_slices(rows_of_rank, mode, dtype=tf.float32, values=None, index=np.int32, **options):
     """The reduced gradient of a table of which a rank looks rows up; bytes that came."""
     table = tf.Variable(tf.ones([ROWS, WIDTH], dtype))
 
@@ -31,7 +31,7 @@ def reduce_slices(rows_of_rank, mode, dtype=tf.float32, values=None, **options):
         assert isinstance(gradient, tf.IndexedSlices)
         return gradient
 
-    rows = np.array(rows_of_rank, np.int32)
+    rows = np.array(rows_of_rank, index)
     weights = np.ones(len(rows)) if values is None else np.array(values)
     run = traced(step, mode)
     before = gradred.metrics().bytes
@@ -75,14 +75,26 @@ def test_rows_are_summed(case, op, mode, rank, size):
 def test_what_moves_less_is_chosen_alike(mode, rank, size):
     """P5: a row that is there many times travels once; nearly all rows travel as the whole."""
     counts = 4 * 8
-    row = WIDTH * 4 + 4
     for mine in (1, 2 + rank, 40):
         _, nbytes = reduce_slices([i for i in range(mine) for _ in range(5)], mode)
         everyone = {1: size, 2 + rank: sum(2 + r for r in range(size)), 40: 40 * size}[mine]
-        if everyone * row < ROWS * (WIDTH * 4 + 1):
-            assert nbytes <= counts + everyone * row
+        if everyone * (WIDTH * 4 + 8) < ROWS * (WIDTH * 4 + 1):
+            assert nbytes <= counts + everyone * (WIDTH * 4 + 4)
         else:
             assert nbytes == counts + ROWS * (WIDTH * 4 + 1)
+
+
+@BOTH
+def test_ranks_with_indices_of_two_dtypes(mode, rank):
+    """Near the limit too all choose alike: the whole has no indices, rows are a Mismatch."""
+    index = np.int64 if rank == 1 else np.int32
+    mine = range(20)  # 40 rows of 12 or 16 bytes against the whole of 576
+    gradient, _ = reduce_slices(mine, mode, index=index, op=hvd.Sum)
+    assert gradient.indices.dtype == index
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient), dense([mine] * 2))
+    errors = (gradred.Mismatch, tf.errors.FailedPreconditionError)
+    with pytest.raises(errors, match=r"int32.*int64"):
+        reduce_slices([5], mode, index=index)
 
 
 @BOTH
