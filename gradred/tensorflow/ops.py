@@ -54,7 +54,8 @@ _eager: collections.OrderedDict[tuple[Any, ...], Domain] = collections.OrderedDi
 _MOST_EAGER = 1024
 _lock = threading.Lock()
 _numbers = itertools.count()
-_free: collections.deque[str] = collections.deque()  # keys of eager calls that were forgotten
+# Keys of eager calls that were forgotten.
+_free: collections.deque[str] = collections.deque(maxlen=2 * _MOST_EAGER)
 
 
 def declare(
@@ -87,7 +88,7 @@ def declare(
         # See Note [Names of specs] in native/tf/domains.h.
         mark = "#" if session is None else "#s"
         key = f"{name}{mark}{next(_numbers)}"
-        alias = (_free.pop() if _free else f"eager#{next(_numbers)}") if eager else ""
+        alias = _alias() if eager else ""
         domain = Domain(name, alias or key, tuple(members))
         entries = [{**asdict(m), "shape": list(m.shape)} for m in members]
         for listed, short in ((key, alias), (name, "")):  # under the plain name for gradred.plan()
@@ -107,6 +108,14 @@ def declare(
         if len(_eager) > _MOST_EAGER:
             _eager.popitem(last=False)
     return domain
+
+
+def _alias() -> str:
+    """A key of an eager call: TensorFlow keeps a kernel for each, so they are used again."""
+    # Where eager ops wait in a queue, one of them may have a key that was forgotten since.
+    if _free and tf.config.experimental.get_synchronous_execution():
+        return _free.pop()
+    return f"eager#{next(_numbers)}"
 
 
 def _forget(key: str, alias: str) -> None:

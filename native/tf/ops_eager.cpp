@@ -77,6 +77,13 @@ class Run {
     return submission;
   }
 
+  // Of the entries from `first` on, which were not submitted.
+  void GiveUp(int first, const Status& status) {
+    engine::Result result;
+    result.status = status;
+    for (int i = first; i < static_cast<int>(present_.size()); ++i) Finish(i, result);
+  }
+
  private:
   static bool HasShapeOfInput(engine::Op op) {
     return op == engine::Op::kAllReduce || op == engine::Op::kBroadcast ||
@@ -144,9 +151,16 @@ void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   const int n = static_cast<int>(spec->entries.size());
   for (int i = 0; i < n; ++i)
     submissions.push_back(run->SubmissionOf(run, i, k->absent.count(i) > 0));
-  for (int i = 0; i < n; ++i)
-    engine->Submit(batch, i, std::move(submissions[i]),
-                   i + 1 < n ? engine::Then::kStep : engine::Then::kWait);
+  int i = 0;
+  try {
+    for (; i < n; ++i)
+      engine->Submit(batch, i, std::move(submissions[i]),
+                     i + 1 < n ? engine::Then::kStep : engine::Then::kWait);
+  } catch (...) {  // the others must not wait for it, and what was submitted ends with this op
+    const Status status = CurrentException();
+    engine->Abandon(batch, status.message());
+    run->GiveUp(i, status);
+  }
   engine->StepUntil([&run] { return run->Finished(); });
 }
 

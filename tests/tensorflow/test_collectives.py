@@ -534,4 +534,11 @@ def test_names_of_eager_calls_are_not_kept_for_ever() -> None:
     passing = [name for name in core.registered() if name.startswith("passing")]
     assert len(passing) <= 1024
     assert "passing.1199" in passing
+    member = ops.Member("x", "allreduce", "float32", "float32", (1,))
+    tf.config.experimental.set_synchronous_execution(False)  # one in the queue may have its key yet
+    try:
+        keys |= {ops.declare(f"queued.{i}", [member], [], 0).key for i in range(100)}
+    finally:
+        tf.config.experimental.set_synchronous_execution(True)
+    assert len(keys) >= 1100
     assert hvd.allreduce(tf.ones(1), name="passing.0").numpy() == [1]
