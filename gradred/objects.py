@@ -81,7 +81,7 @@ def _pickled(obj: Any) -> tuple[np.ndarray, str]:
         return np.frombuffer(_dumps(obj), np.uint8), ""
     except Exception as error:
         reason = f"{type(obj).__name__}: {type(error).__name__}: {error}"[:1000]
-        return np.frombuffer(reason.encode(), np.uint8), reason
+        return np.frombuffer(reason.encode(errors="backslashreplace"), np.uint8), reason
 
 
 def _dumps(obj: Any) -> bytes:

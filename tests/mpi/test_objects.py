@@ -18,8 +18,11 @@ def engine() -> None:
 
 
 class Unpicklable:
+    def __init__(self, why: str = "not this one") -> None:
+        self.why = why
+
     def __reduce__(self):
-        raise TypeError("not this one")
+        raise TypeError(self.why)
 
 
 def test_sizes_that_differ(rank, size) -> None:
@@ -44,4 +47,8 @@ def test_what_cannot_be_pickled(rank, size) -> None:
         gr.broadcast_object(mine, bad)
     with pytest.raises(kind, match=rf"rank {bad}: Unpicklable"):
         gr.allgather_object(mine)
+    for text in ("file \udce9", "\ud800" * 2000):  # as of a file's name that is no UTF-8
+        mine = Unpicklable(text) if rank == bad else [rank]
+        with pytest.raises(kind, match=r"TypeError: (file \\udce9|\\ud800)"):
+            gr.allgather_object(mine)
     assert gr.allgather_object(rank) == list(range(size))
