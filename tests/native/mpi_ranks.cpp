@@ -227,6 +227,7 @@ TEST(TrafficIsApart) {
   for (WorkPtr& work : works) Finish(*work, *data, "traffic");
   CHECK_EQ(from_control, 'c');
   CHECK_EQ(from_data, 'd');
+  CHECK_ERROR(control->Post(next, "x"), Kind::kInternal, "without them");
 }
 
 TEST(MustPollWhileSomethingIsUnfinished) {
@@ -273,7 +274,7 @@ conformance::ConformanceOptions Named(const std::string& name) {
 }
 
 TEST(TransportConforms) {
-  const auto transport = fabric->MakeTransport(Traffic::kData);
+  const auto transport = fabric->MakeTransport(Traffic::kSide);
   conformance::CheckTransport(*transport, Named("MPI transport"));
   WithChunk(1000, [](Transport& chunked) {
     conformance::CheckTransport(chunked, Named("MPI transport in chunks"));
@@ -361,7 +362,7 @@ void FinalizeBehindTheAbort() {
 
 // Leaves a receive and a datagram behind, and returns at once.
 int AbortMode() {
-  const auto transport = fabric->MakeTransport(Traffic::kData);
+  const auto transport = fabric->MakeTransport(Traffic::kSide);
   const int last = (Rank() + Size() - 1) % Size();
   static char in[1 << 20];
   const WorkPtr receive = transport->Recv(last, {0, 0}, in, sizeof in);
@@ -385,7 +386,7 @@ int AbortMode() {
   transport->Progress();
   auto conform = Named("MPI transport, aborted");
   conform.abort = true;
-  conformance::CheckTransport(*fabric->MakeTransport(Traffic::kControl), conform);
+  conformance::CheckTransport(*fabric->MakeTransport(Traffic::kSide), conform);
   Barrier();
   fabric->Abort();
   fabric->Close();
@@ -395,7 +396,7 @@ int AbortMode() {
 }
 
 void ForkMode() {
-  auto transport = fabric->MakeTransport(Traffic::kData);
+  auto transport = fabric->MakeTransport(Traffic::kSide);
   transport->Post((Rank() + 1) % Size(), "a datagram under way");
   const pid_t child = fork();
   if (child == 0) {

@@ -14,13 +14,17 @@
 namespace gradred::comm {
 
 enum class Traffic { kControl, kData, kSide, kDiff };
+// Whether datagrams are posted among it: where they are not, nobody looks for any.
+inline bool HasDatagrams(Traffic traffic) {
+  return traffic == Traffic::kSide || traffic == Traffic::kDiff;
+}
 
 class Fabric {
  public:
   virtual ~Fabric() = default;
   virtual Bootstrap& bootstrap() = 0;
   // Collective. Over all ranks of the job, with traffic apart from the others'; null where the
-  // fabric has no messages of its own.
+  // fabric has no messages of its own. Post is for transports that HasDatagrams.
   virtual std::unique_ptr<Transport> MakeTransport(Traffic traffic) = 0;
   virtual std::string Describe() const = 0;
   // See World.

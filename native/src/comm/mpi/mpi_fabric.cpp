@@ -259,10 +259,14 @@ class MpiFabric final : public Fabric {
 
   Bootstrap& bootstrap() override { return bootstrap_; }
 
-  std::unique_ptr<Transport> MakeTransport(Traffic) override {
+  std::unique_ptr<Transport> MakeTransport(Traffic traffic) override {
     const auto comm = comms_.emplace_back(Duplicate(mpi_.get(), group_.comm));
-    datagrams_.push_back(std::make_shared<Datagrams<Abi>>(mpi_, comm, group_.rank));
-    return std::make_unique<MpiTransport<Abi>>(mpi_, comm, datagrams_.back(), group_.rank,
+    std::shared_ptr<Datagrams<Abi>> datagrams;
+    if (HasDatagrams(traffic)) {
+      datagrams = std::make_shared<Datagrams<Abi>>(mpi_, comm, group_.rank);
+      datagrams_.push_back(datagrams);
+    }
+    return std::make_unique<MpiTransport<Abi>>(mpi_, comm, std::move(datagrams), group_.rank,
                                                group_.size);
   }
 

@@ -151,8 +151,8 @@ class FailedWork final : public Work {
 template <class Abi>
 class MpiTransport final : public Transport {
  public:
-  // `comm` is for this object and `datagrams` alone, and is freed by the fabric. `chunk`: see Note
-  // [Sizes of messages].
+  // `comm` is for this object and `datagrams` alone, and is freed by the fabric. `datagrams` may be
+  // null: each look for one is a call of MPI. `chunk`: see Note [Sizes of messages].
   MpiTransport(std::shared_ptr<Mpi<Abi>> mpi, typename Abi::Comm comm,
                std::shared_ptr<Datagrams<Abi>> datagrams, int rank, int size,
                int64_t chunk = kMaxChunk)
@@ -183,6 +183,9 @@ class MpiTransport final : public Transport {
       throw Error(Kind::kInvalidArgument, "a datagram of " + std::to_string(bytes.size()) +
                                               " bytes, expected at most " +
                                               std::to_string(kMaxDatagram));
+    if (datagrams_ == nullptr)
+      throw Error(Kind::kInternal, "rank " + std::to_string(rank_) + ": a datagram to rank " +
+                                       std::to_string(peer) + " on a transport without them");
     if (state_->aborted) return;
     datagrams_->Send(peer, bytes);
     if (peer == rank_) bell_.Ring();
@@ -190,12 +193,12 @@ class MpiTransport final : public Transport {
 
   // Nothing arrives after Abort.
   bool TakePosted(Message* message) override {
-    return !state_->aborted && datagrams_->Take(message);
+    return datagrams_ != nullptr && !state_->aborted && datagrams_->Take(message);
   }
 
   // Whatever is called, MPI moves all messages of the process.
   void Progress() override {
-    if (!state_->aborted) datagrams_->Progress();
+    if (datagrams_ != nullptr && !state_->aborted) datagrams_->Progress();
   }
 
   Doorbell& bell() override { return bell_; }
@@ -206,7 +209,8 @@ class MpiTransport final : public Transport {
   }
 
   bool MustPoll() const override {
-    return state_->unfinished.load(std::memory_order_relaxed) > 0 || !datagrams_->idle();
+    return state_->unfinished.load(std::memory_order_relaxed) > 0 ||
+           (datagrams_ != nullptr && !datagrams_->idle());
   }
 
   void Abort(const Status& cause) override {
