@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 # Every rank that survives prints what it caught, how long it waited, and ends as if all were well.
 _SURVIVE = """
@@ -63,8 +64,10 @@ KILL = (
     + """
 atexit.register(lambda: print("handlers run"))
 if gr.rank() == 1:
+    print("at", time.monotonic(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 survive(lambda: gr.allreduce(np.ones(3), name="step"))
+print("at", time.monotonic())
 survive(lambda: gr.allreduce(np.ones(3), name="another"))
 gr.shutdown()
 survive(gr.init)
@@ -231,8 +234,10 @@ def check_exit(run_ranks, launcher: str) -> None:
         assert seconds < _SOON_S, result.text
 
 
-def check_kill(run_ranks, launcher: str, program: str = KILL) -> None:
-    result = run_ranks(3, program, launcher=launcher, options=_GRACE)
+def check_kill(
+    run_ranks, launcher: str, program: str = KILL, options: Sequence[str] = _GRACE
+) -> None:
+    result = run_ranks(3, program, launcher=launcher, options=options)
     assert result.returncode != 0, result.text
     assert result.codes[1] == -9, result.text
     for rank in (0, 2):
@@ -246,6 +251,9 @@ def check_kill(run_ranks, launcher: str, program: str = KILL) -> None:
         assert result.codes[rank] == 1, result.text
         assert "the last line" in result.out[rank]
         assert "handlers run" in result.out[rank]
+    # H13: from the kill to the last rank's error, by the clock that the ranks of a machine share.
+    at = [float(line[3:]) for out in result.out for line in out.splitlines() if line[:3] == "at "]
+    assert len(at) == 3 and max(at) - at[1] < 5, result.text
 
 
 def check_abort(run_ranks, launcher: str) -> None:

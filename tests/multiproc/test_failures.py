@@ -22,7 +22,7 @@ def test_exit(run_ranks) -> None:
 
 
 def test_kill(run_ranks) -> None:
-    failures.check_kill(run_ranks, "local")
+    failures.check_kill(run_ranks, "local", options=())  # with the launcher's own grace time
 
 
 def test_abort(run_ranks) -> None:
