@@ -230,7 +230,6 @@ void BindTopology(py::module_& m) {
   m.def("cross_rank", [] { return engine::Global()->topology().cross_rank; });
   m.def("cross_size", [] { return engine::Global()->topology().cross_size; });
   m.def("is_homogeneous", [] { return engine::Global()->topology().homogeneous; });
-  m.def("node_of", [] { return engine::Global()->topology().node_of; });
 }
 
 }  // namespace
@@ -262,7 +261,6 @@ void BindEngine(py::module_& m) {
 
   BindTopology(m);
   m.def("describe", [] { return engine::Global()->world().Describe(); });
-  m.def("nonce", [] { return engine::Global()->world().nonce(); });
   m.def("metrics", [] { return MetricsDict(engine::Global()->metrics()); });
   m.def(
       "plan", [](const std::string& domain) { return engine::Global()->DescribePlan(domain); },

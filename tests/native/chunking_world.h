@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/world.h"
+#include "forwarding_world.h"
 #include "testing.h"
 
 namespace testing {
@@ -99,40 +99,14 @@ class ChunkingCommunicator final : public gradred::comm::Communicator {
   std::mt19937 random_;
 };
 
-class ChunkingWorld final : public gradred::comm::World {
+class ChunkingWorld final : public ForwardingWorld {
  public:
-  explicit ChunkingWorld(std::unique_ptr<gradred::comm::World> base) : base_(std::move(base)) {}
+  using ForwardingWorld::ForwardingWorld;
   std::unique_ptr<gradred::comm::Communicator> MakeData(const std::vector<int>& members,
                                                         int lane) override {
-    return std::make_unique<ChunkingCommunicator>(base_->MakeData(members, lane),
+    return std::make_unique<ChunkingCommunicator>(ForwardingWorld::MakeData(members, lane),
                                                   topology().rank + 1);
   }
-
-  const gradred::comm::Topology& topology() const override { return base_->topology(); }
-  uint64_t nonce() const override { return base_->nonce(); }
-  std::string Describe() const override { return base_->Describe(); }
-  gradred::comm::Transport& control() override { return base_->control(); }
-  gradred::comm::Transport& data() override { return base_->data(); }
-  gradred::comm::Transport& side() override { return base_->side(); }
-  gradred::comm::Transport& diff() override { return base_->diff(); }
-  std::unique_ptr<gradred::comm::Communicator> MakeDiff(const std::vector<int>& members,
-                                                        int context) override {
-    return base_->MakeDiff(members, context);
-  }
-  std::unique_ptr<gradred::comm::Communicator> MakeControl(const std::vector<int>& members,
-                                                           int lane) override {
-    return base_->MakeControl(members, lane);
-  }
-  int64_t network_nbytes() const override { return base_->network_nbytes(); }
-  std::optional<gradred::Status> CheckPeers() override { return base_->CheckPeers(); }
-  void Wait(gradred::comm::Work& work, gradred::Nanos timeout, const std::string& what) override {
-    base_->Wait(work, timeout, what);
-  }
-  void Close() override { base_->Close(); }
-  void Abort(const gradred::Status& cause) override { base_->Abort(cause); }
-
- private:
-  std::unique_ptr<gradred::comm::World> base_;
 };
 
 }  // namespace testing

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "engine_ranks.h"
+#include "ranks.h"
 #include "testing.h"
 
 using namespace gradred;
@@ -399,6 +400,45 @@ TEST(RemovedProcessSets) {
     }
     CHECK_ERROR(engine.RemoveProcessSet(0), Kind::kInvalidArgument, "cannot be removed");
     CHECK_ERROR(engine.RemoveProcessSet(99), Kind::kInvalidArgument, "no process set 99");
+  });
+}
+
+TEST(ThreadsAddAndRemoveSetsAtOnce) {
+  OnRanks(3, [](Engine& engine, int r) {
+    const std::vector<int> members[2] = {{0, 1}, {1, 2}};
+    // Threads of two ranks that come in different orders get a Mismatch, alike on all ranks.
+    const auto until_alike = [](const std::function<int()>& call) {
+      for (;;) try {
+          return call();
+        } catch (const Error& e) {
+          if (e.kind() != Kind::kMismatch) throw;
+        }
+    };
+    const auto use = [&](int id, float value) {
+      auto spec = std::make_shared<DomainSpec>(*Spec("x", {Float("x", 2, reduce::ReduceOp::kMax)}));
+      spec->process_set = id;
+      std::vector<float> data{value + r, -value - r};
+      std::vector<Submission> submissions;
+      submissions.push_back(InPlace(data));
+      engine.RunBlocking(spec, std::move(submissions));
+      return data;
+    };
+    testing::RunRanks(2, [&](int thread) {
+      const std::vector<int>& mine = members[thread];
+      for (int round = 0; round < 30; ++round) {
+        const int id = until_alike([&] { return engine.AddProcessSet(mine); });
+        CHECK(engine.ProcessSetRanks(id) == mine);
+        // With the id in it: both ranks have the same.
+        const float value = 10.0f * id;
+        if (std::count(mine.begin(), mine.end(), r) > 0)
+          CHECK(use(id, value) == (std::vector<float>{value + mine[1], -value - mine[0]}));
+        if (round % 3 != 0)  // some sets stay
+          until_alike([&] {
+            engine.RemoveProcessSet(id);
+            return 0;
+          });
+      }
+    });
   });
 }
 

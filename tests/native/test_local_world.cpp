@@ -80,7 +80,7 @@ void Barrier(World& world) {
 Status AwaitLoss(World& world) {
   const Nanos start = Now();
   while (Now() - start < 60 * kSecond) {
-    if (const auto lost = world.CheckPeers()) return *lost;
+    if (const auto lost = world.CheckPeers()) return lost->status;
     const uint32_t ticket = world.side().bell().Ticket();
     world.side().bell().Sleep(ticket, 10 * kMillisecond);
   }
@@ -171,6 +171,27 @@ TEST(AWorldOfOneNeedsNothing) {
   }
 }
 
+// A wait looks after the peers ten times a second; what ends at such a moment has ended well.
+TEST(WorkThatEndsWhileAWaitLooksAfterPeersIsGood) {
+  class Late final : public Work {
+    bool Advance() override {
+      if (late_) return true;
+      late_ = Now() - first_ >= 100 * kMillisecond;
+      return false;
+    }
+    const Nanos first_ = Now();
+    bool late_ = false;
+  };
+  testing::RunProcesses(1, [&](int) {
+    WorldOptions options;
+    options.transport = "self";
+    const auto world = OpenWorld(options);
+    Late work;
+    world->Wait(work, 60 * kSecond, "late work");
+    world->Close();
+  });
+}
+
 // The same ranks may open a world after closing one; nothing stays open.
 TEST(WorldsOpenAgain) {
   const std::string job = NewJob();
@@ -210,7 +231,7 @@ TEST(TheLaunchersNoteIsQuoted) {
     Barrier(world);
     if (world.topology().rank == 1) raise(SIGKILL);
     // Not there yet at first: the launcher may learn of it after us.
-    std::optional<Status> lost = world.CheckPeers();
+    auto lost = world.CheckPeers();
     CHECK(!lost);
     std::ofstream(note) << "signal 9 (SIGKILL)\n";
     CheckHas(AwaitLoss(world).message(), "without closing the job: signal 9 (SIGKILL)");

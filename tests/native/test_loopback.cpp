@@ -284,9 +284,9 @@ TEST(KilledRankIsReportedAndSilent) {
   CHECK(!worlds[0]->side().TakePosted(&message));
   const auto lost = worlds[2]->CheckPeers();
   CHECK(lost.has_value());
-  CHECK_EQ(KindName(lost->kind()), KindName(Kind::kPeerLost));
-  CHECK(lost->message().find("rank 1") == 0);
-  worlds[0]->Abort(*lost);
+  CHECK_EQ(KindName(lost->status.kind()), KindName(Kind::kPeerLost));
+  CHECK(lost->status.message().find("rank 1") == 0);
+  worlds[0]->Abort(lost->status);
   CHECK(receive->Poll());
 }
 

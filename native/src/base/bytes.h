@@ -52,7 +52,9 @@ class Reader {
  private:
   void Need(uint64_t n) const {
     if (static_cast<uint64_t>(end_ - at_) < n)
-      throw Error(Kind::kTransportError, "a control message is truncated");
+      throw Error(Kind::kTransportError, "a message between ranks is cut short: expected " +
+                                             std::to_string(n) + " more bytes, got " +
+                                             std::to_string(end_ - at_));
   }
   const char* at_;
   const char* end_;

@@ -84,14 +84,16 @@ void Peers::FindEnded() {
   }
 }
 
-std::optional<Status> Peers::Check() {
+std::optional<LostPeers> Peers::Check() {
   FindEnded();
+  LostPeers lost;
   std::string text;
   bool complete = true;
   for (const Watched& watched : watched_) {
     const Peer& peer = watched.peer;
     const Farewell farewell = farewell_(peer.rank);
     if (farewell.closed || (!watched.ended && farewell.cause.empty())) continue;
+    lost.ranks.push_back(peer.rank);
     if (!text.empty()) text += "; ";
     text += "rank " + std::to_string(peer.rank) + " on " + peer.host + " (pid " +
             std::to_string(peer.process.pid) + ")";
@@ -99,6 +101,7 @@ std::optional<Status> Peers::Check() {
       text += (watched.ended ? " ended after an error: " : " failed: ") + farewell.cause;
       continue;
     }
+    lost.silent = true;
     const std::string note = notes_.EndOf(peer.rank);
     text += " ended without closing the job" + (note.empty() ? "" : ": " + note);
     complete = complete && (!notes_.exist() || !note.empty());
@@ -106,7 +109,8 @@ std::optional<Status> Peers::Check() {
   if (text.empty()) return std::nullopt;
   if (first_loss_ == 0) first_loss_ = Now();
   if (!complete && Now() - first_loss_ < kNoteDelay) return std::nullopt;
-  return Status(Kind::kPeerLost, text);
+  lost.status = {Kind::kPeerLost, text};
+  return lost;
 }
 
 }  // namespace gradred::comm

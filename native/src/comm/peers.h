@@ -34,6 +34,13 @@ struct Farewell {
   std::string cause;    // the engine error that it ended with; empty: none
 };
 
+// Peers that are gone: who, and the error that says so.
+struct LostPeers {
+  Status status;
+  std::vector<int> ranks;  // ascending
+  bool silent = false;     // one of them has not said why
+};
+
 // Used by one thread. Asking is cheap: one poll over pidfds, or a look at /proc where the kernel
 // has none.
 class Peers {
@@ -46,7 +53,7 @@ class Peers {
 
   // kPeerLost naming every rank that has ended without closing, or has failed and may go on without
   // us. Gives the launcher up to a second to leave its note: until then there is no loss yet.
-  std::optional<Status> Check();
+  std::optional<LostPeers> Check();
 
  private:
   struct Watched {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 
 namespace gradred::comm {
 namespace {
@@ -57,15 +58,6 @@ Hello Unpack(const std::string& bytes) {
   return hello;
 }
 
-std::string ListOf(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size() && i < 8; ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > 8) text += " and " + std::to_string(ranks.size() - 8) + " more";
-  return text;
-}
-
 void CheckProblems(const std::vector<Hello>& hellos) {
   std::map<std::string, std::vector<int>> ranks_of;
   for (size_t rank = 0; rank < hellos.size(); ++rank)
@@ -73,7 +65,7 @@ void CheckProblems(const std::vector<Hello>& hellos) {
       ranks_of[hellos[rank].problem].push_back(static_cast<int>(rank));
   std::string text;
   for (const auto& [problem, ranks] : ranks_of)
-    text += (text.empty() ? "" : "; ") + problem + ", on " + ListOf(ranks);
+    text += (text.empty() ? "" : "; ") + problem + ", on " + RanksText(ranks);
   if (!text.empty()) throw Error(Kind::kInvalidArgument, text);
 }
 
@@ -86,7 +78,7 @@ void CheckSettings(const std::vector<Hello>& hellos) {
     if (ranks_by_value.size() == 1) continue;
     std::string text;
     for (const auto& [value, ranks] : ranks_by_value) {
-      text += (text.empty() ? "" : ", ") + value + " on " + ListOf(ranks);
+      text += (text.empty() ? "" : ", ") + value + " on " + RanksText(ranks);
     }
     throw Error(Kind::kMismatch, std::string("the setting ") + kSettings[i] +
                                      " must be the same on all ranks: it is " + text);

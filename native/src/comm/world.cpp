@@ -90,7 +90,7 @@ class WorldImpl final : public World {
   std::string MakeMpiCommunicator(const std::vector<int>& members) override {
     return fabric_->MakeMpiCommunicator(members);
   }
-  std::optional<Status> CheckPeers() override;
+  std::optional<LostPeers> CheckPeers() override;
   int64_t network_nbytes() const override {
     return transports_[1]->far_sent_nbytes() + transports_[3]->far_sent_nbytes();
   }
@@ -292,7 +292,7 @@ std::unique_ptr<Communicator> WorldImpl::MakeForTensors(Transport& transport,
                           MakeFlat(transport, members, lane, kFlatChannel), options);
 }
 
-std::optional<Status> WorldImpl::CheckPeers() {
+std::optional<LostPeers> WorldImpl::CheckPeers() {
   if (state_ != State::kOpen || Forked()) return std::nullopt;
   return peers_->Check();
 }
@@ -303,8 +303,8 @@ void WorldImpl::Wait(Work& work, Nanos timeout, const std::string& what) {
   while (true) {
     const Status status = comm::Wait(work, control(), kLook, what);
     if (status.ok()) return;
-    if (work.Poll()) throw Error(status);
-    if (const std::optional<Status> lost = CheckPeers()) throw Error(*lost);
+    if (work.Poll()) return ThrowIfError(work.status());  // maybe since the time has passed
+    if (const std::optional<LostPeers> lost = CheckPeers()) throw Error(lost->status);
     if (Now() - start > timeout)
       throw Error(Kind::kTimeout, "rank " + std::to_string(topology_.rank) + ": " + what +
                                       " did not finish within " +

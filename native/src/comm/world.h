@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/peers.h"
 #include "comm/transport.h"
 
 namespace gradred::comm {
@@ -47,10 +48,11 @@ class World {
   // Bytes of tensors' messages that this rank has sent to ranks of other nodes. Any thread.
   virtual int64_t network_nbytes() const = 0;
 
-  // A peer's process has ended without closing the world: kPeerLost naming rank, host, pid and,
-  // where known, the signal (a launcher may leave it in the job's notes). Cheap; called a few times
-  // a second by the control thread.
-  virtual std::optional<Status> CheckPeers() = 0;
+  // Peers' processes have ended without closing the world: kPeerLost naming rank, host, pid and,
+  // where known, the signal (a launcher may leave it in the job's notes). Of this machine's peers;
+  // others are for those of their machines to tell. Cheap; called a few times a second by the
+  // control thread.
+  virtual std::optional<LostPeers> CheckPeers() = 0;
 
   // Waits for work on control() while nobody else uses it, and looks after the peers meanwhile:
   // throws what becomes of it, or of them, or kTimeout naming `what`.

@@ -9,7 +9,13 @@ namespace gradred::core {
 
 void Negotiator::Impl::On(const RoundDone& event) {
   if (phase_ != Phase::kRound) Refuse("RoundDone without StartRound");
-  round_ = DecodeRound(event.words, table_.limit(), static_cast<uint32_t>(table_.digest()));
+  try {
+    round_ = DecodeRound(event.words, table_.limit(), static_cast<uint32_t>(table_.digest()));
+  } catch (const Error& e) {
+    throw Error(e.kind(), RankName(options_.rank) + " in round " +
+                              std::to_string(counters_.rounds) + " of " + options_.set + ": " +
+                              e.what());
+  }
   ++counters_.rounds;
   agreed_on_something_ = false;
   ended_.clear();

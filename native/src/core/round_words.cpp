@@ -43,7 +43,9 @@ RoundResult DecodeRound(const std::vector<uint64_t>& words, int ids, uint32_t ch
   const uint64_t mine = check & kCheckMask;
   if ((status >> kCheckShift & kCheckMask) != mine ||
       (status >> kCheckInverseShift & kCheckMask) != (~mine & kCheckMask))
-    throw Error(Kind::kInternal, "the ranks' tables of agreed names differ");
+    throw Error(Kind::kInternal, "expected the digest " + std::to_string(mine) +
+                                     " of the table of agreed names on all ranks, but the tables "
+                                     "differ; this is a fault of gradred, please report it");
   RoundResult result;
   result.anybody_declares = !(status & kNobodyDeclares);
   result.anybody_has_records = !(status & kNobodyHasRecords);

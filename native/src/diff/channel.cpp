@@ -6,6 +6,7 @@
 
 #include "base/graveyard.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "comm/host_segment.h"
 
 namespace gradred::diff {
@@ -272,15 +273,6 @@ void Channel::TimeOut(const std::string& text) {
 
 std::string Channel::Who() const {
   return "rank " + std::to_string(members_[rank_]) + " in context '" + name_ + "'";
-}
-
-std::string RanksText(const std::vector<int>& ranks) {
-  constexpr size_t kShown = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
-    text += (i ? ", " : "") + std::to_string(ranks[i]);
-  if (ranks.size() > kShown) text += " and " + std::to_string(ranks.size() - kShown) + " more";
-  return text;
 }
 
 }  // namespace gradred::diff

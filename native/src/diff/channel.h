@@ -114,7 +114,4 @@ class Channel {
   bool pending_ = false;  // something was left unfinished
 };
 
-// "rank 1", "ranks 0, 2"; of many, the first ones.
-std::string RanksText(const std::vector<int>& ranks);
-
 }  // namespace gradred::diff

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "diff/reduction.h"
 
 namespace gradred::diff {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 
 namespace gradred::diff {
 namespace {
@@ -23,7 +24,7 @@ Writer Begin(Subject subject, int context) {
 
 void PutStatus(Writer* out, const Status& status) {
   out->Put(status.kind());
-  out->PutString(status.message().substr(0, kLongestText));
+  out->PutString(Shortened(status.message(), kLongestText));
 }
 
 Status GetStatus(Reader* in) {
@@ -68,11 +69,13 @@ bool Traffic::WaitUntil(const std::function<bool()>& finished, Nanos until) {
 }
 
 void Traffic::Note(int context, const Status& failure) {
-  transport_.bell().Ring();
-  std::lock_guard<std::mutex> lock(mutex_);
-  Fail(context, failure);
-  ++looks_;
-  changed_.notify_all();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Fail(context, failure);
+    ++looks_;
+    changed_.notify_all();
+  }
+  transport_.bell().Ring();  // last: who wakes finds it
 }
 
 void Traffic::TellFailure(int context, const Status& failure, const std::vector<int>& peers) {
@@ -92,7 +95,7 @@ void Traffic::TellLeaving(int context, const Leaving& leaving, int peer) {
 
 void Traffic::TellWaiting(int context, const std::string& what, int peer) {
   Writer out = Begin(Subject::kWaiting, context);
-  out.PutString(what.substr(0, kLongestText));
+  out.PutString(Shortened(what, kLongestText));
   Post({peer}, out.Take());
 }
 

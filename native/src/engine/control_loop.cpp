@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/page_pool.h"
+#include "base/text.h"
 #include "base/timeline.h"
 #include "engine/cores.h"
 
@@ -15,6 +16,14 @@ constexpr Nanos kWatchEvery = kLongestSleep;  // side channel and liveness, even
 constexpr Nanos kWatchAnswers = 20 * kMillisecond;  // while a question about a stall is out
 constexpr Nanos kGatherCauses = 100 * kMillisecond;
 constexpr Nanos kFlushNotices = 2 * kWatchEvery;
+
+// Note [Who hears of a loss]
+// A rank that sees a fault tells all, by a tree that leaves out the ranks that are gone as far as
+// it knows: it sees those of its own machine. A tree may still lead through a rank that another
+// machine has lost at the same time. So each rank that has told something tells it again, by a tree
+// of its own, when it hears of more that are gone; it does so until it leaves.
+// All keep one cause: of what comes within a short time of the first notice, a lost peer before its
+// consequences, then the lowest rank.
 
 }  // namespace
 
@@ -36,8 +45,7 @@ ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataL
   std::vector<int> all(world.topology().size);
   for (int r = 0; r < world.topology().size; ++r) all[r] = r;
   data_->AddSet(0, 0, all);
-  sets_.push_back(std::make_unique<SetControl>(0, 0, std::move(all), world_,
-                                               options_.negotiation_timer, data_));
+  sets_.push_back(std::make_unique<SetControl>(0, 0, std::move(all), world_, data_));
   thread_ = std::thread([this] {
     BindThread(options_.thread_core);
     Run();
@@ -57,8 +65,7 @@ void ControlLoop::Put(Command command) {
 void ControlLoop::AddSet(int id, int lane, std::vector<int> members) {
   data_->AddSet(id, lane, members);
   Post([this, id, lane, members] {
-    sets_.push_back(
-        std::make_unique<SetControl>(id, lane, members, world_, options_.negotiation_timer, data_));
+    sets_.push_back(std::make_unique<SetControl>(id, lane, members, world_, data_));
   });
 }
 
@@ -127,9 +134,6 @@ void ControlLoop::Join(std::function<void(const Status&, int)> done) {
                 -1);
   }
   inbox_.push_back([this, done = std::move(done)] {
-    // Whether two calls overlap is chance, so sharing one join would differ between ranks.
-    if (!joined_.empty())
-      return done({Kind::kInvalidArgument, "another thread of this rank waits in join"}, -1);
     joined_.push_back(done);
     Find(0)->Join([this](int last_rank) {
       const auto joined = std::move(joined_);
@@ -161,9 +165,7 @@ void ControlLoop::Shutdown(std::string reason, std::function<void(const Status&)
 }
 
 void ControlLoop::Fault(Status cause) {
-  Post([this, cause = std::move(cause)] {
-    OnNotice({world_.topology().rank, cause.kind(), cause.message()}, -1);
-  });
+  Post([this, cause = std::move(cause)] { OnFault(cause); });
 }
 
 Status ControlLoop::failure() const {
@@ -183,31 +185,76 @@ bool ControlLoop::RunCommands() {
   return !commands.empty();
 }
 
-void ControlLoop::OnNotice(const AbortNotice& notice, int lost_rank) {
+// The side channel is given up when it throws: what it is to tell of may be the reason.
+void ControlLoop::UseSide(const std::function<void()>& use) {
+  if (!side_failure_.ok()) return;
+  try {
+    use();
+  } catch (...) {
+    side_failure_ = CurrentException();
+    Log(LogLevel::kWarning, "rank " + std::to_string(world_.topology().rank) +
+                                " cannot reach the others any more: " + side_failure_.message());
+  }
+}
+
+// See Note [Who hears of a loss].
+void ControlLoop::OnNotice(AbortNotice notice) {
+  notice.text = Shortened(std::move(notice.text), kLongestNotice);  // the same text on all ranks
+  const size_t known = lost_.size();
+  lost_.insert(notice.lost.begin(), notice.lost.end());
   const bool mine = notice.origin == world_.topology().rank;
-  if (mine && !faulty_) side_.Announce(notice, lost_rank);
   const auto rank_of = [](const AbortNotice& n) {
     return std::make_pair(n.kind != Kind::kPeerLost, n.origin);
   };
-  if (faulty_ && rank_of(cause_) <= rank_of(notice)) return;
-  cause_ = notice;
+  const bool adopted = !faulty_ || (Now() < cause_until_ && rank_of(notice) < rank_of(cause_));
   if (!faulty_) cause_until_ = Now() + kGatherCauses;
   faulty_ = true;
+  if (adopted) cause_ = std::move(notice);
+  cause_.lost = lost_;
+  const bool tells = (mine && adopted) || (announced_ && lost_.size() > known);
+  if (!tells) return;
+  announced_ = true;
+  UseSide([this] { side_.Announce(cause_); });
+}
+
+void ControlLoop::OnFault(const Status& fault) {
+  LookForLost();  // before its consequences
+  OnNotice({world_.topology().rank, fault.kind(), fault.message(), {}});
+}
+
+void ControlLoop::LookForLost() {
+  const std::optional<comm::LostPeers> lost = world_.CheckPeers();
+  if (!lost) return;
+  const std::set<int> ranks(lost->ranks.begin(), lost->ranks.end());
+  if (std::includes(lost_.begin(), lost_.end(), ranks.begin(), ranks.end())) return;
+  AbortNotice notice{world_.topology().rank, lost->status.kind(), lost->status.message(), ranks};
+  // Else the cause stays, told to all again: a loss, or the words of those that have ended since.
+  const bool is_cause =
+      !faulty_ || (Now() < cause_until_ && cause_.kind != Kind::kPeerLost && lost->silent);
+  if (!is_cause) {
+    notice = cause_;
+    notice.lost = ranks;
+    announced_ = true;
+  }
+  OnNotice(std::move(notice));
 }
 
 void ControlLoop::Watch(Nanos now) {
   next_watch_ = now + (stalls_.awaits_answers() ? kWatchAnswers : kWatchEvery);
-  side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice, -1); },
-              [this, now](const WhoLacks& question) { stalls_.OnQuestion(question, sets_, now); },
-              [this](const ILack& answer) { stalls_.OnAnswer(answer); },
-              [this](const WhoElsewhere& question) { elsewhere_.OnQuestion(question, sets_); },
-              [this](const Elsewhere& answer) { elsewhere_.OnAnswer(answer, sets_); }});
+  UseSide([this, now] {
+    side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice); },
+                [this, now](const WhoLacks& question) { stalls_.OnQuestion(question, sets_, now); },
+                [this](const ILack& answer) { stalls_.OnAnswer(answer); },
+                [this](const WhoElsewhere& question) { elsewhere_.OnQuestion(question, sets_); },
+                [this](const Elsewhere& answer) { elsewhere_.OnAnswer(answer, sets_); }});
+  });
   PagePool::The().Trim(now);
+  LookForLost();
   if (faulty_) return;
-  if (const std::optional<Status> lost = world_.CheckPeers())
-    OnNotice({world_.topology().rank, lost->kind(), lost->message()}, -1);
+  if (!side_failure_.ok())
+    OnFault(side_failure_);
   else if (const std::optional<Status> stalled = stalls_.Check(sets_, now))
-    OnNotice({world_.topology().rank, stalled->kind(), stalled->message()}, -1);
+    OnFault(*stalled);
   else
     elsewhere_.Check(sets_, now);
 }
@@ -273,7 +320,7 @@ void ControlLoop::EndWith(const Status& cause) {
   for (Command& command : late) {
     try {
       command();
-    } catch (const Error&) {
+    } catch (...) {
       // The negotiator may refuse events now; FailAll below ends what it has.
     }
   }
@@ -283,10 +330,13 @@ void ControlLoop::EndWith(const Status& cause) {
   }
   EndWaits(cause);
   // Ranks of other machines look at the side channel a few times a second, and some get the notice
-  // through this one.
+  // through this one, or because it tells again.
   for (const Nanos until = Now() + kFlushNotices; Now() < until;) {
-    side_.Poll({[](const AbortNotice&) {}, [](const WhoLacks&) {}, [](const ILack&) {},
-                [](const WhoElsewhere&) {}, [](const Elsewhere&) {}});
+    UseSide([this] {
+      side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice); }, [](const WhoLacks&) {},
+                  [](const ILack&) {}, [](const WhoElsewhere&) {}, [](const Elsewhere&) {}});
+    });
+    LookForLost();
     world_.side().bell().Sleep(world_.side().bell().Ticket(), 5 * kMillisecond);
   }
   world_.Abort(cause);
@@ -319,8 +369,7 @@ void ControlLoop::Run() {
   try {
     Drive();
   } catch (...) {
-    const Status status = CurrentException();
-    OnNotice({world_.topology().rank, status.kind(), status.message()}, -1);
+    OnFault(CurrentException());
     while (Now() < cause_until_) {  // so that the notice leaves, and an earlier cause can come
       Watch(Now());
       world_.side().bell().Sleep(world_.side().bell().Ticket(), kMillisecond);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -65,7 +66,10 @@ class ControlLoop final : public Loop {
   void AfterStep() override { data_->Serve(); }
   bool AllShutDown() const;
   void Watch(Nanos now);
-  void OnNotice(const AbortNotice& notice, int lost_rank);
+  void OnNotice(AbortNotice notice);
+  void OnFault(const Status& fault);  // of this rank
+  void LookForLost();
+  void UseSide(const std::function<void()>& use);
   void EndWith(const Status& cause);
   void EndWaits(const Status& status);
   SetControl* Find(int set_id);  // null when unknown
@@ -82,10 +86,12 @@ class ControlLoop final : public Loop {
   core::NegotiatorCounters dropped_;  // of sets that are gone
   Nanos next_watch_ = 0;
 
-  // The first cause: of the notices that come within a short time of the first, a lost peer before
-  // its consequences, then the lowest rank.
+  // See Note [Who hears of a loss].
   bool faulty_ = false;
   AbortNotice cause_;
+  std::set<int> lost_;      // ranks that are gone, as far as is known here
+  bool announced_ = false;  // something, by this rank
+  Status side_failure_;     // what the side channel threw: it is not used any more
   Nanos cause_until_ = 0;
 
   // Who waits in a join, at most one, and in the shutdown: later callers share the first's.

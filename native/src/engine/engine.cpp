@@ -8,11 +8,13 @@
 #include <condition_variable>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
 
 #include "base/forks.h"
+#include "base/graveyard.h"
 #include "base/page_pool.h"
 #include "engine/completions.h"
 #include "engine/control_loop.h"
@@ -242,18 +244,32 @@ class Engine::Impl final : public BatchRunner {
         ranks.back() >= size)
       throw Error(Kind::kInvalidArgument, "a process set needs ascending ranks below " +
                                               std::to_string(size) + ", got " + ToText(ranks));
-    {
-      std::lock_guard<std::mutex> lock(sets_mutex_);
-      if (sets_.size() >= kMostSets)
-        throw Error(Kind::kUnsupported,
-                    "no more than " + std::to_string(kMostSets) + " process sets at a time");
+    // Rank 0 chooses, and tells with the agreement: in which order the threads of a rank come back
+    // from it is chance, and so is which removals have ended by then.
+    const bool chooses = world_->topology().rank == 0 || options_.null;
+    NewSet made;
+    if (chooses) made = ChooseSet();
+    try {
+      made = Agree("process_sets", "add process set " + ToText(ranks), kAdd,
+                   {ranks.begin(), ranks.end()}, made, engine);
+    } catch (...) {
+      if (chooses) FreeLane(made.lane);
+      throw;
     }
-    Agree("add process set " + ToText(ranks), kAdd, {ranks.begin(), ranks.end()}, engine);
-    std::lock_guard<std::mutex> lock(sets_mutex_);
-    const int id = next_set_++;
-    int lane = 1;
-    const auto has_lane = [&lane](const auto& set) { return set.second.lane == lane; };
-    while (leaving_.count(lane) > 0 || std::any_of(sets_.begin(), sets_.end(), has_lane)) ++lane;
+    if (made.id == 0)
+      throw Error(Kind::kUnsupported,
+                  "no more than " + std::to_string(kMostSets) + " process sets at a time");
+    const int id = static_cast<int>(made.id), lane = static_cast<int>(made.lane);
+    std::unique_lock<std::mutex> lock(sets_mutex_);
+    if (!chooses) {
+      // Its last set is gone on rank 0, and here as soon as the thread that removes it goes on.
+      while (lanes_.count(lane) > 0) {
+        lane_freed_.wait_for(lock, std::chrono::nanoseconds(kLongestSleep));
+        ThrowIfEnded("it added a process set");
+      }
+      lanes_.insert(lane);
+    }
+    next_set_ = std::max(next_set_, id + 1);
     sets_[id] = {lane, std::make_shared<const std::vector<int>>(ranks)};
     if (IsMember(ranks)) control_->AddSet(id, lane, ranks);
     return id;
@@ -264,25 +280,27 @@ class Engine::Impl final : public BatchRunner {
     if (id == 0) throw Error(Kind::kInvalidArgument, "the global process set cannot be removed");
     const RanksPtr ranks = SetRanks(id);
     const std::string what = "process set " + std::to_string(id) + " with ranks " + ToText(*ranks);
-    Agree("remove " + what, kRemove, {id}, engine);
+    Agree("process_sets", "remove " + what, kRemove, {id}, {}, engine);
     int lane;
     {
       std::lock_guard<std::mutex> lock(sets_mutex_);
-      lane = sets_.at(id).lane;
-      sets_.erase(id);
-      leaving_.insert(lane);
+      const auto at = sets_.find(id);
+      if (at == sets_.end())  // another thread was first, on all ranks
+        throw Error(Kind::kInvalidArgument, what + " has been removed");
+      lane = at->second.lane;
+      sets_.erase(at);
     }
     const bool mine = IsMember(*ranks) && !options_.null;
     if (mine)
       Await([&](std::function<void()> done) {
         control_->CloseSet(id, what + " has been removed", std::move(done));
       });
-    Agree("end of " + what, kEnd, {id}, engine);
+    // By a name of its own: what other threads add or remove meanwhile does not matter.
+    Agree("process_sets/end " + std::to_string(id), "end of " + what, kEnd, {id}, {}, engine);
     if (mine) Await([&](std::function<void()> done) { control_->DropSet(id, std::move(done)); });
     book_->Drop(id, {Kind::kInvalidArgument, what + " has been removed"});
     slots_.Drop(id);
-    std::lock_guard<std::mutex> lock(sets_mutex_);
-    leaving_.erase(lane);
+    FreeLane(lane);
   }
 
   RanksPtr SetRanks(int id) const {
@@ -297,12 +315,17 @@ class Engine::Impl final : public BatchRunner {
 
   int Join() {
     Promise<std::pair<Status, int>> promise;
-    book_->Join([this, &promise] {
+    const bool first = book_->Join([this, &promise] {
       control_->Join([this, &promise](const Status& status, int last_rank) {
         book_->Joined();
         promise.Set({status, last_rank});
       });
     });
+    // Whether two calls overlap is chance, so sharing one join would differ between ranks.
+    if (!first)
+      throw Error(Kind::kInvalidArgument,
+                  "join: rank " + std::to_string(world_->topology().rank) +
+                      ": another thread waits in it; expected one call at a time");
     const auto [status, last_rank] = promise.Wait();
     ThrowIfError(status);
     return last_rank;
@@ -343,13 +366,33 @@ class Engine::Impl final : public BatchRunner {
     return std::binary_search(ranks.begin(), ranks.end(), world_->topology().rank);
   }
 
-  // All ranks of the world agree on what becomes of a process set, by a broadcast of nothing. One
-  // name for all of it: ranks that do different things get a Mismatch. The dimensions carry what
-  // must be equal. Only reductions are possible while a rank has joined, so this is refused then.
+  // What rank 0 gives a new process set; 0: there is no room for it.
+  struct NewSet {
+    int64_t id = 0, lane = 0;
+  };
+  NewSet ChooseSet() {
+    std::lock_guard<std::mutex> lock(sets_mutex_);
+    int lane = 1;
+    while (lanes_.count(lane) > 0) ++lane;
+    if (lane >= kMostSets) return {};
+    lanes_.insert(lane);
+    return {next_set_++, lane};
+  }
+  void FreeLane(int64_t lane) {
+    std::lock_guard<std::mutex> lock(sets_mutex_);
+    lanes_.erase(static_cast<int>(lane));
+    lane_freed_.notify_all();
+  }
+
+  // All ranks of the world agree on what becomes of a process set, by a broadcast of nothing: its
+  // dimensions carry what must be equal. Ranks that do different things under one name get a
+  // Mismatch. Returns what rank 0 says of a new set. Only reductions are possible while a rank has
+  // joined, so this is refused then.
   enum Change : int64_t { kAdd, kRemove, kEnd };
-  void Agree(const std::string& label, Change change, std::vector<int64_t> values, Engine* engine) {
+  NewSet Agree(const std::string& name, const std::string& label, Change change,
+               std::vector<int64_t> values, NewSet made, Engine* engine) {
     auto spec = std::make_shared<DomainSpec>();
-    spec->name = "process_sets";
+    spec->name = name;
     EntrySpec entry;
     entry.label = label;
     entry.op = Op::kBroadcast;
@@ -357,13 +400,28 @@ class Engine::Impl final : public BatchRunner {
     entry.shape = std::move(values);
     entry.shape.push_back(change);
     entry.shape.push_back(0);  // no elements, whatever the numbers are
+    spec->entries.push_back(entry);
+    entry.label += ", what rank 0 says";
+    entry.shape = {sizeof made};
     spec->entries.push_back(std::move(entry));
     static char nothing;
-    Submission submission;
-    submission.input = submission.output = &nothing;
-    std::vector<Submission> submissions;
-    submissions.push_back(std::move(submission));
-    engine->RunBlocking(spec, std::move(submissions));
+    std::vector<Submission> submissions(2);
+    submissions[0].input = submissions[0].output = &nothing;
+    auto said = std::make_unique<NewSet>(made);
+    submissions[1].input = submissions[1].output = said.get();
+    try {
+      engine->RunBlocking(spec, std::move(submissions));
+    } catch (...) {
+      Bury(said);  // when the engine ends, it may still be written to
+      throw;
+    }
+    return *said;
+  }
+
+  void ThrowIfEnded(const std::string& meanwhile) {
+    ThrowIfError(Failure());
+    std::lock_guard<std::mutex> lock(closing_);
+    if (shut_down_) throw Error(Kind::kAbandoned, "this rank shut down while " + meanwhile);
   }
 
   // Waits for a `done` that does not come when the engine ends.
@@ -371,12 +429,7 @@ class Engine::Impl final : public BatchRunner {
   void Await(Start start) {
     const auto promise = std::make_shared<Promise<bool>>();
     start([promise] { promise->Set(true); });
-    while (!promise->WaitFor(kLongestSleep)) {
-      ThrowIfError(Failure());
-      std::lock_guard<std::mutex> lock(closing_);
-      if (shut_down_)
-        throw Error(Kind::kAbandoned, "this rank shut down while it removed a process set");
-    }
+    while (!promise->WaitFor(kLongestSleep)) ThrowIfEnded("it removed a process set");
   }
 
   void CheckSubmission(const DomainSpec& spec, const EntrySpec& entry,
@@ -447,7 +500,8 @@ class Engine::Impl final : public BatchRunner {
     RanksPtr ranks;
   };
   std::map<int, Set> sets_;
-  std::set<int> leaving_;  // lanes of sets that are being removed
+  std::set<int> lanes_;  // of sets, and of those that are being added or removed
+  std::condition_variable lane_freed_;
   int next_set_ = 1;
 };
 

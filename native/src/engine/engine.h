@@ -14,11 +14,10 @@
 namespace gradred::engine {
 
 struct EngineOptions {
-  Nanos stall_warn = 60 * kSecond;         // 0: never
-  Nanos stall_fail = 0;                    // 0: never. Absence is no fault unless the user says so
-  Nanos transport_timeout = 30 * kSecond;  // agreed work that does not move
-  int64_t slot_nbytes = 1 << 20;           // of the largest group that is packed early
-  bool negotiation_timer = true;
+  Nanos stall_warn = 60 * kSecond;          // 0: never
+  Nanos stall_fail = 0;                     // 0: never. Absence is no fault unless the user says so
+  Nanos transport_timeout = 30 * kSecond;   // agreed work that does not move
+  int64_t slot_nbytes = 1 << 20;            // of the largest group that is packed early
   int thread_core = -1;                     // where the loops' threads run; -1: anywhere
   int plan_batches = 8;                     // measured for a plan
   SpareCore spare_core = SpareCore::kAuto;  // whether ranks leave a core idle while they compute
@@ -96,7 +95,8 @@ class Engine {
   std::vector<Result> RunBlocking(const DomainSpecPtr& spec, std::vector<Submission> submissions);
 
   // Collective over the world: ranks ascending. Returns the set's id (> 0), the same everywhere,
-  // and never that of another set; waits.
+  // and never that of another set; waits. Threads that add or remove sets at once get a Mismatch,
+  // alike on all ranks, when those of two ranks come in different orders.
   int AddProcessSet(const std::vector<int>& ranks);
   // Collective over the world; waits. Batches that all members have submitted whole still run,
   // others fail with kAbandoned; later ones are refused with kInvalidArgument.

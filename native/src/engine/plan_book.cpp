@@ -367,12 +367,12 @@ void PlanBook::OpenHeld(const DomainPtr& domain, std::vector<Opened>* opened) {
   JoinIfFree();
 }
 
-void PlanBook::Join(std::function<void()> post) {
+bool PlanBook::Join(std::function<void()> post) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (joining_.exchange(true))
-    throw Error(Kind::kInvalidArgument, "another thread of this rank waits in join");
+  if (joining_.exchange(true)) return false;
   join_ = std::move(post);
   JoinIfFree();
+  return true;
 }
 
 // With the lock: a batch is opened before or after the join in the book and in the control loop

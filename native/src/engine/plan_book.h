@@ -65,9 +65,8 @@ class PlanBook : public std::enable_shared_from_this<PlanBook> {
   // The next batch of a domain. `alone`: its process set has one rank, and nothing to plan.
   OpenBatchPtr Open(const DomainSpecPtr& listed, bool alone);
   // Calls `post`, which tells the control loop that this rank joins, when no batch that was opened
-  // before is held. `Joined` follows when the join has ended. Throws kInvalidArgument during one:
-  // whether two calls overlap is chance, so sharing one join would differ between ranks.
-  void Join(std::function<void()> post);
+  // before is held. `Joined` follows when the join has ended. False, and no call, during another.
+  bool Join(std::function<void()> post);
   void Joined() { joining_ = false; }
   // A process set has been removed, on all ranks: what is held of it fails, and its domains are
   // forgotten.

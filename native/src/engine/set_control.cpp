@@ -5,13 +5,16 @@
 #include <utility>
 
 #include "base/graveyard.h"
+#include "base/text.h"
+#include "engine/side_channel.h"
 
 namespace gradred::engine {
 
 namespace {
 
-core::NegotiatorOptions OptionsFor(int id, const std::vector<int>& members, comm::World& world,
-                                   bool timer) {
+constexpr size_t kLongestLabel = 200;  // in a report, which names several
+
+core::NegotiatorOptions OptionsFor(int id, const std::vector<int>& members, comm::World& world) {
   core::NegotiatorOptions options;
   const auto me = std::lower_bound(members.begin(), members.end(), world.topology().rank);
   options.rank = static_cast<int>(me - members.begin());
@@ -19,19 +22,18 @@ core::NegotiatorOptions OptionsFor(int id, const std::vector<int>& members, comm
   options.world_ranks = members;
   options.set = "process set " + std::to_string(id);
   options.key = world.nonce();
-  options.timer = timer;
   return options;
 }
 
 }  // namespace
 
-SetControl::SetControl(int id, int lane, std::vector<int> members, comm::World& world, bool timer,
+SetControl::SetControl(int id, int lane, std::vector<int> members, comm::World& world,
                        DataLoop* data)
     : id_(id),
       members_(std::move(members)),
       data_(data),
       control_(world.MakeControl(members_, lane)),
-      negotiator_(OptionsFor(id, members_, world, timer)),
+      negotiator_(OptionsFor(id, members_, world)),
       rounds_(id) {}
 
 void SetControl::Open(const BatchPtr& batch) {
@@ -134,6 +136,15 @@ Status SetControl::Named(const std::string& domain, const Status& status) const 
   if (id_ != 0 && text.find("process set") == std::string::npos)
     text += " (process set " + std::to_string(id_) + ")";
   return {status.kind(), text};
+}
+
+bool SetControl::Lacks(const Digest& domain, int group) const {
+  if (group == kJoin) return !joined_ && !shutdown_asked_;
+  if (group == kShutdown) return !shutdown_asked_;
+  const auto named = std::find_if(queues_.begin(), queues_.end(), [&domain](const auto& queue) {
+    return NameDigest(queue.first) == domain;
+  });
+  return negotiator_.Lacks(named == queues_.end() ? "" : named->first, group);
 }
 
 BatchPtr SetControl::WholeBatch(const std::string& domain, Nanos* since) const {
@@ -315,7 +326,8 @@ std::vector<SetControl::Waiting> SetControl::WaitingGroups() const {
         waiting.tensors += " and " + std::to_string(group.last - i) + " more";
         break;
       }
-      waiting.tensors += (i > group.first ? ", '" : "'") + batch.spec().entries[i].label + "'";
+      waiting.tensors += (i > group.first ? ", '" : "'") +
+                         Shortened(batch.spec().entries[i].label, kLongestLabel) + "'";
     }
     all.push_back(std::move(waiting));
   }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/timeline.h"
 #include "comm/world.h"
 #include "core/negotiator.h"
@@ -22,8 +23,7 @@ namespace gradred::engine {
 
 class SetControl {
  public:
-  SetControl(int id, int lane, std::vector<int> members, comm::World& world, bool timer,
-             DataLoop* data);
+  SetControl(int id, int lane, std::vector<int> members, comm::World& world, DataLoop* data);
 
   void Open(const BatchPtr& batch);
   void GroupReady(const BatchPtr& batch, int group);
@@ -68,11 +68,7 @@ class SetControl {
     if (join_since_ > 0 && !shutdown_asked_) f(join_since_);
     if (shutdown_since_ > 0 && !shut_down_) f(shutdown_since_);
   }
-  bool Lacks(const std::string& domain, int group) const {
-    if (group == kJoin) return !joined_ && !shutdown_asked_;
-    if (group == kShutdown) return !shutdown_asked_;
-    return negotiator_.Lacks(domain, group);
-  }
+  bool Lacks(const Digest& domain, int group) const;
   // The started batch of the domain, if it is complete here and not given up; else null. `since`:
   // when it became so.
   BatchPtr WholeBatch(const std::string& domain, Nanos* since = nullptr) const;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "base/timeline.h"
 
 namespace gradred::engine {
@@ -11,6 +12,7 @@ namespace {
 
 // The question goes out this long before the limit, so that the answers are there when it passes.
 constexpr Nanos kAhead = 700 * kMillisecond;
+constexpr size_t kLongestName = 200;  // in a report
 
 void Report(const std::string& text) {
   timeline::Note("stall", text);
@@ -32,8 +34,9 @@ std::string StallWatch::Describe(const SetControl& set, const SetControl::Waitin
   if (ends)
     text += ": ";
   else
-    text += " (group " + std::to_string(waiting.group) + " of '" + waiting.domain +
-            "', process set " + std::to_string(set.id()) + "): ";
+    text += " (group " + std::to_string(waiting.group) + " of '" +
+            Shortened(waiting.domain, kLongestName) + "', process set " + std::to_string(set.id()) +
+            "): ";
   if (stall.lacking.empty())
     return text + (ends ? "no rank answered that it has not called it"
                         : "no rank answered that it lacks them");
@@ -58,7 +61,7 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
       const bool ends = waiting.group < 0;
       if (ends && set->id() != 0)
         continue;  // a join is of set 0, and one word of a shutdown enough
-      const Key key{set->id(), waiting.domain};
+      const Key key{set->id(), NameDigest(waiting.domain)};
       Stall& stall = still[key];
       const auto old = stalls_.find(key);
       if (old != stalls_.end() && old->second.group == waiting.group &&
@@ -72,7 +75,7 @@ std::optional<Status> StallWatch::Check(const std::vector<std::unique_ptr<SetCon
         *asked = true;
         if (stall.asked_by_peer && asked == &stall.asked_warn) return;
         stall.lacking.clear();
-        side_->Ask({rank_, set->id(), waiting.group, waiting.domain});
+        side_->Ask({rank_, set->id(), waiting.group, key.second});
       };
       if (warn_ > 0 && age >= warn_ - kAhead) ask(&stall.asked_warn);
       if (fail_ > 0 && !ends && age >= fail_ - kAhead) ask(&stall.asked_fail);
@@ -124,7 +127,7 @@ void StallWatch::OnQuestion(const WhoLacks& question,
       for (const SetControl::Waiting& waiting : other->WaitingGroups()) {
         // With the domain, for which both may wait under one label.
         const bool named = waiting.group < 0 || waiting.tensors == "'" + waiting.domain + "'";
-        const std::string of = named ? "" : " of '" + waiting.domain + "'";
+        const std::string of = named ? "" : " of '" + Shortened(waiting.domain, kLongestName) + "'";
         if (oldest.empty())
           oldest = waiting.tensors + of + " for " + ForSeconds(now - waiting.since);
         break;

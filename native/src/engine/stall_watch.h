@@ -37,7 +37,7 @@ class StallWatch {
     bool asked_warn = false, asked_fail = false, warned = false, asked_by_peer = false;
     std::map<int, std::string> lacking;  // rank -> what it waits for
   };
-  using Key = std::pair<int, std::string>;  // set, domain
+  using Key = std::pair<int, Digest>;  // set, domain
   std::string Describe(const SetControl& set, const SetControl::Waiting& waiting,
                        const Stall& stall, Nanos now) const;
 

@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/digest.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "comm/local/socket.h"
 
 namespace gradred::comm::local {
@@ -35,12 +36,6 @@ std::string SocketName(const std::string& job) {
                 static_cast<unsigned long long>(digest.hi),
                 static_cast<unsigned long long>(digest.lo));
   return text;
-}
-
-std::string ListOf(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
 // What rank 0 sends: a status, and the bytes of all when it is ok.
@@ -80,7 +75,7 @@ class Host final : public Bootstrap {
       const std::vector<int> missing = Missing();
       if (missing.empty()) break;
       if (Now() >= deadline_) {
-        Fail({Kind::kTimeout, "job '" + job + "': " + ListOf(missing) + " of " +
+        Fail({Kind::kTimeout, "job '" + job + "': " + RanksText(missing) + " of " +
                                   std::to_string(size) +
                                   " did not come within the time to open; look at the output of "
                                   "those ranks"});

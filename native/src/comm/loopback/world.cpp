@@ -61,15 +61,24 @@ class LoopbackWorld : public World {
 
   int64_t network_nbytes() const override { return 0; }  // there is none
 
-  std::optional<Status> CheckPeers() override {
+  // As of processes of one machine; with `see_own_node`, of one node.
+  std::optional<LostPeers> CheckPeers() override {
+    LostPeers lost;
+    std::string text;
     for (int r = 0; r < topology_.size; ++r) {
       const Life life = job_->life[r];
       if (r == topology_.rank || life == Life::kAlive || life == Life::kClosed) continue;
-      return Status(Kind::kPeerLost, "rank " + std::to_string(r) + " (a thread of this process) " +
-                                         (life == Life::kKilled ? "was killed by the test"
-                                                                : "ended without closing"));
+      if (job_->options.see_own_node && topology_.node_of[r] != topology_.node_of[topology_.rank])
+        continue;
+      lost.ranks.push_back(r);
+      lost.silent |= life == Life::kKilled;
+      text += (text.empty() ? "rank " : "; rank ") + std::to_string(r) +
+              " (a thread of this process) " +
+              (life == Life::kKilled ? "was killed by the test" : "ended without closing");
     }
-    return std::nullopt;
+    if (lost.ranks.empty()) return std::nullopt;
+    lost.status = {Kind::kPeerLost, text};
+    return lost;
   }
 
   void Wait(Work& work, Nanos timeout, const std::string& what) override {

@@ -14,6 +14,7 @@ namespace gradred::comm {
 struct LoopbackOptions {
   int virtual_nodes = 1;      // cuts the ranks into this many nodes of consecutive ranks
   std::vector<int> node_of;   // [size]; replaces virtual_nodes
+  bool see_own_node = false;  // CheckPeers reports ranks of the same node alone, else all
   bool hierarchical = false;  // data communicators: MakeHierarchical over sub-groups, else flat
   HierarchicalOptions hierarchical_options;
   AlgorithmOptions algorithm_options;

@@ -34,7 +34,10 @@ std::vector<Report> Exchange(Bootstrap& bootstrap, const std::function<MemoryKey
     Report report{Status(kind, reader.GetString()), {}};
     const std::string key = reader.GetString();
     if (key.size() != sizeof report.key) {
-      throw Error(Kind::kTransportError, "a key of shared memory is truncated");
+      throw Error(Kind::kTransportError, "rank " + std::to_string(all.size()) +
+                                             ": the key of its shared memory has " +
+                                             std::to_string(key.size()) + " bytes, expected " +
+                                             std::to_string(sizeof report.key));
     }
     std::memcpy(&report.key, key.data(), sizeof report.key);
     all.push_back(std::move(report));
