@@ -16,10 +16,10 @@ __all__ = ["FlatVariables"]
 class FlatVariables:
     """Variables, one after the other, as a float64 vector. All is local.
 
-    variables: of any floating dtype and shape, whose order counts.
+    variables: TensorFlow's or Keras', of any floating dtype and shape; their order counts.
     """
 
-    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+    def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = list(variables)
         sizes = [int(np.prod(v.shape)) for v in self._variables]
         self._ends = np.cumsum(sizes).tolist()
@@ -38,12 +38,18 @@ class FlatVariables:
                 f"FlatVariables: expected shape {(len(self),)}, got {np.shape(x)}"
             )
         for variable, part in zip(self._variables, np.split(x, self._ends[:-1]), strict=True):
-            variable.assign(part.reshape(variable.shape).astype(variable.dtype.as_numpy_dtype))
+            dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+            variable.assign(part.reshape(variable.shape).astype(dtype))
 
     def flatten(self, values: Sequence[Any]) -> np.ndarray:
-        """Values of the variables' shapes, such as their gradients, as [len]; None counts as 0."""
+        """Values of the variables' shapes, such as their gradients, as [len]; None counts as 0.
+
+        Sparse gradients too.
+        """
         parts = [
-            np.zeros(variable.shape) if value is None else np.asarray(value, dtype=np.float64)
+            np.zeros(variable.shape)
+            if value is None
+            else np.asarray(tf.convert_to_tensor(value), dtype=np.float64)
             for variable, value in zip(self._variables, values, strict=True)
         ]
         return np.concatenate([part.reshape(-1) for part in parts] or [np.zeros(0)])

@@ -9,7 +9,7 @@ import gradred
 import tensorflow as tf
 from gradred import diff
 from gradred.errors import Abandoned, Error, InvalidArgument, Mismatch
-from gradred.pde import LbfgsState, minimize_lbfgs
+from gradred.pde import FlatVariables, LbfgsState, minimize_lbfgs
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
@@ -192,3 +192,24 @@ def test_what_an_operation_has_told_ends_no_context():
         minimize_lbfgs(share, np.ones(2))
     assert diff.allreduce(tf.ones([]), context) == gradred.size()
     context.close()
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(2)
+def test_variables_of_keras_as_one_vector():
+    """And TensorFlow's, halves, sparse gradients, and what has no gradient."""
+    import keras
+
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    half, table = tf.Variable([1.5], dtype=tf.float16), tf.Variable(tf.zeros([4, 2]))
+    flat = FlatVariables([*layer.trainable_variables, half, table])
+    x = np.arange(17.0)
+    flat.set(x)
+    np.testing.assert_array_equal(flat.get(), x)
+    np.testing.assert_array_equal(layer(tf.ones([1, 3])), [[6 + 0 + 2 + 4, 7 + 1 + 3 + 5]])
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(tf.gather(table, [1, 1])) + tf.reduce_sum(layer(tf.ones([1, 3])))
+    gradients = tape.gradient(value, [*layer.trainable_variables, half, table])
+    expected = [*[1] * 8, 0, 0, 0, 2, 2, 0, 0, 0, 0]
+    np.testing.assert_array_equal(flat.flatten(gradients), expected)
