@@ -21,15 +21,13 @@ from gradred.launch import folder, launchers, local, mpirun, processes
 from gradred.launch.errors import UsageError
 from gradred.launch.hosts import Host
 from gradred.launch.output import Output
-from gradred.launch.supervisor import OUTPUT_SOCKET, describe, in_foreground
+from gradred.launch.supervisor import MESSAGES, OUTPUT_SOCKET, describe, in_foreground
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _TIMED_OUT = 124  # as timeout(1)
 # When to look for files that MPICH leaves when ranks are killed, in seconds after the start. It
 # makes them when a rank initialises MPI; Open MPI's launcher removes its own.
 _LOOK_FOR_FILES_S = (0.3, *range(1, 20), 60, 600)
-
-_MESSAGES = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks, such as "write a checkpoint"
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ class JobRun:
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _n, _f: None)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_MESSAGES):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *MESSAGES):
             signal.signal(number, lambda n, _f: self._signals.append(n))
         self._selector.register(wake_read, selectors.EVENT_READ, lambda fd: os.read(fd, 4096))
 
@@ -218,7 +216,7 @@ class JobRun:
 
     def _signal(self, number: int) -> None:
         """Hands the first on as it is; what comes later hastens the end. Messages end nothing."""
-        if number in _MESSAGES:
+        if number in MESSAGES:
             processes.send(number, self._main_pids)
             return
         if self._main_code == 0:

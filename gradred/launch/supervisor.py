@@ -14,6 +14,7 @@ run as a file by ``python -S -E``, to be there in tens of milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -36,7 +37,8 @@ RANK_VARIABLES = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 OUTPUT_SOCKET = "output.sock"
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+MESSAGES = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks, such as "write a checkpoint"
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *MESSAGES)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -207,8 +209,13 @@ def main() -> int:
     bind(place, options["bind"])
     output = send_output(folder, place["rank"])
 
+    # Launchers signal process groups, ours and the program's; it gets what is handed on, and once.
+    apart = not in_foreground()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()
+    if apart:
+        with contextlib.suppress(OSError):  # the other of the two has done it, and gone on
+            os.setpgid(child, 0)
     if child == 0:
         _run_program(command, output)
     for descriptor in output or ():
@@ -218,7 +225,9 @@ def main() -> int:
     def forward(number: int, _: object) -> None:
         nonlocal asked_to_end
         asked_to_end |= number == signal.SIGTERM
-        if number != signal.SIGINT or not in_foreground():
+        if apart and number not in MESSAGES:  # those are for the program, not for its workers
+            os.killpg(child, number)
+        elif number != signal.SIGINT or not in_foreground():
             os.kill(child, number)
 
     for number in FORWARDED:
