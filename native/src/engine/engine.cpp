@@ -37,7 +37,7 @@ constexpr int kMostSteps = 8;
 constexpr Nanos kPatience = 100 * kMicrosecond;
 // Where ranks outnumber cores, it offers the core after each step, and time says nothing: the
 // others need theirs. Then this many steps.
-constexpr int kMostStill = 8;
+constexpr int kMostStill = 24;
 
 // A value that one thread waits for and another gives.
 template <class T>
