@@ -116,7 +116,11 @@ def _run_on(
     outputs = run(context, operation, inputs, params=[number, *params], **options)
     if not tf.executing_eagerly():
         graph = tf_ops.get_default_graph()
-        setattr(graph, _KEPT, getattr(graph, _KEPT, frozenset()) | {pattern})
+        while True:  # a loop's body too belongs to the function that is called
+            setattr(graph, _KEPT, getattr(graph, _KEPT, frozenset()) | {pattern})
+            graph = getattr(graph, "outer_graph", None)
+            if graph is None or not graph.building_function:
+                break
     elif record.could_possibly_record():
         for output in outputs:  # which tapes keep
             setattr(output, _KEPT, pattern)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import weakref
@@ -278,9 +279,18 @@ def test_a_pattern_that_goes_before_the_gradient(kind, context, rank, size):
     pattern = sparse.Pattern(rows[mine], columns[mine], (N, N), context)
     wanted = gradient(lambda: solve(pattern, t))
     if kind == "concrete":
-        traced = tf.function(lambda t: solve(pattern, t)).get_concrete_function(t)
+
+        def loop(t):
+            return context.while_loop(
+                lambda i, _: i < 1,
+                lambda i, x: (i + 1, x + solve(pattern, t)),
+                (0, tf.zeros([one], t.dtype)),
+            )[1]
+
+        traced = tf.function(loop).get_concrete_function(t)
         kept = weakref.ref(pattern)
         del pattern
+        gc.collect()
         got = gradient(lambda: traced(t))
         assert kept() is not None
     elif kind == "eager":

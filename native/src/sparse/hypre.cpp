@@ -122,7 +122,6 @@ class BoomerAmg {
       : api_(TheLibrary().api), rows_(static_cast<int>(pattern.rows())) {
     // An MPI_Comm is a pointer or an int, which travel in one register alike.
     std::memcpy(&comm_, mpi_communicator.data(), std::min(mpi_communicator.size(), sizeof comm_));
-    ++count;
     first_ = pattern.first_row();
     b_ = MakeVector(&b_object_);
     x_ = MakeVector(&x_object_);
@@ -144,6 +143,7 @@ class BoomerAmg {
     api_.BoomerAMGSetRelaxType(amg_, symmetric ? kL1SymmetricGaussSeidel : kJacobi);
     if (!symmetric) api_.BoomerAMGSetRelaxWt(amg_, 0.7);
     Check("BoomerAMGSetup", api_.BoomerAMGSetup(amg_, a_object_, b_object_, x_object_));
+    ++count;
   }
 
   ~BoomerAmg() {
