@@ -33,8 +33,8 @@ LIMITS = (
     Limit(
         "allreduce",
         r"16 bytes in a tf\.function",
-        "Code that TensorFlow has driven out of the caches: on one rank a call takes 4 us again and "
-        "again, and 20 after each run of a function. No other thread takes part in it.",
+        "Code that TensorFlow has driven out of the caches: on one rank a call takes 4 us again "
+        "and again, and 20 after each run of a function. No other thread takes part in it.",
         "waiting without offering the core to others; -O2 in place of -O3 (0.6 us)",
     ),
     Limit(
