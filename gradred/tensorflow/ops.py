@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,10 +77,13 @@ def declare(
     eager = tf.executing_eagerly()
     session = None if eager else graph.of_session()
     with _lock:
-        if session is not None:
-            domains = _of_sessions.setdefault(session, {})
-        else:
+        if session is None:
             domains = _eager if eager else _declared
+        elif session in _of_sessions:
+            domains = _of_sessions[session]
+        else:
+            domains = _of_sessions[session] = {}
+            weakref.finalize(session, _forget_all, domains).atexit = False
         domain = domains.get(identity)
         if domain is not None:
             if eager:
@@ -115,13 +119,24 @@ def _alias() -> str:
     # Where eager ops wait in a queue, one of them may have a key that was forgotten since.
     if _free and tf.config.experimental.get_synchronous_execution():
         return _free.pop()
-    return f"eager#{next(_numbers)}"
+    return f"#e{next(_numbers)}"
 
 
 def _forget(key: str, alias: str) -> None:
     """When no call has the domain any more."""
     core.forget_spec(key, alias)
     _free.append(alias)
+
+
+def _forget_all(domains: dict[tuple[Any, ...], Domain]) -> None:
+    """Their graph is gone, and its sessions, which hold it."""
+    for domain in domains.values():
+        core.forget_spec(domain.key)
+
+
+def _numbered() -> AbstractContextManager[Any]:
+    """For ops that have a number in their graph: see Note [Instances] in native/tf/instances.h."""
+    return nullcontext() if tf.executing_eagerly() else tf.device("CPU:0")
 
 
 def static_shape(tensor: tf.Tensor) -> tuple[int, ...] | None:
@@ -146,7 +161,8 @@ def reduce_members(
         results, counts = run_members(domain, tensors, absent)
         return results, dict(zip(absent, counts.numpy()[list(absent)], strict=True))
     # See Note [Begin, Submit, Join, Wait] in native/tf/call_table.h.
-    begin = ops.gradred_begin(domain=domain.key)
+    with _numbered():
+        begin = ops.gradred_begin(domain=domain.key)
     graph.run_independently(begin.op)
     if len(tensors) == 1 and not absent:
         only = ops.gradred_reduce(tensors[0], begin)
@@ -154,9 +170,7 @@ def reduce_members(
         return [only], {}
     submits = []
     for position, tensor in enumerate(tensors):
-        submit = ops.gradred_submit(
-            tensor, domain=domain.key, position=position, absent=position in absent
-        )
+        submit = ops.gradred_submit(tensor, begin, position=position, absent=position in absent)
         graph.run_independently(submit.ticket.op)
         submits.append(submit)
     joined = ops.gradred_join([begin, *(submit.ticket for submit in submits)])
@@ -183,7 +197,7 @@ def run_members(
     ordered: in a graph, keep the place among the stateful ops of the program.
     """
     graph.refuse_xla(f"{domain.members[0].op} of '{domain.members[0].label}'")
-    with native_errors():
+    with _numbered(), native_errors():
         results, present = ops.gradred_run_list(
             list(tensors), domain=domain.key, absent=list(absent)
         )
@@ -201,7 +215,7 @@ def run_alltoall(
     rank, int64 [ranks].
     """
     graph.refuse_xla(f"alltoall of '{domain.members[0].label}'")
-    with native_errors():
+    with _numbered(), native_errors():
         result = ops.gradred_all_to_all(
             tensor,
             tf.zeros([0], tf.int64) if splits is None else splits,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import threading
 from typing import Any
 
 from gradred.errors import InvalidArgument
@@ -23,6 +24,7 @@ _FAMILIES = (v1, keras3, keras2)
 # be registered yet; () for the global one, (-1,) for a communicator, whose ranks are not known yet.
 # One that was only wrapped does not count: a rank may load a model to look at it.
 _numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
+_lock = threading.Lock()
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -51,16 +53,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     which takes a variable whose gradient stays on its rank.
 
     name: of the domain; the same on all ranks. If not given "optimizer.<k>" for the k-th optimizer
-    that reduces, or is traced, for the process set. compression: of Compression; None: the setting
-    GRADRED_WIRE. sparse_as_dense: make tf.IndexedSlices dense; otherwise the rows that ranks have
-    travel, or the whole if that is less. op: any but Adasum; tf.IndexedSlices need Sum or Average.
-    gradient_predivide_factor: with Average, divide by it before the sum and by size/factor after
-    it. groups: which gradients travel together: None: the setting GRADRED_GROUPS; "auto": order and
-    cuts are measured during the first steps; "bytes": in the order of the graph, cut at
-    GRADRED_GROUP_BYTES; a number of groups; a size such as "16MiB"; "layer"; or lists of variables,
-    others then travel alone. num_groups: deprecated, the same as a number for ``groups``.
-    process_set: the ranks to reduce over. scale_local_gradients: divide gradients that stay on
-    their rank by the number of ranks of the set, as an average over ranks would.
+    that reduces, or is traced, for the process set: optimizers that train in threads of their own
+    need names. compression: of Compression; None: the setting GRADRED_WIRE. sparse_as_dense: make
+    tf.IndexedSlices dense; otherwise the rows that ranks have travel, or the whole if that is less.
+    op: any but Adasum; tf.IndexedSlices need Sum or Average. gradient_predivide_factor: with
+    Average, divide by it before the sum and by size/factor after it. groups: which gradients travel
+    together: None: the setting GRADRED_GROUPS; "auto": order and cuts are measured during the first
+    steps; "bytes": in the order of the graph, cut at GRADRED_GROUP_BYTES; a number of groups; a
+    size such as "16MiB"; "layer"; or lists of variables, others then travel alone. num_groups:
+    deprecated, the same as a number for ``groups``. process_set: the ranks to reduce over.
+    scale_local_gradients: divide gradients that stay on their rank by the number of ranks of the
+    set, as an average over ranks would.
 
     backward_passes_per_step: apply gradients every so many calls, and reduce their sums then. The
     passes between change nothing but the sums: iterations, schedules and averages of weights count
@@ -110,8 +113,9 @@ def _domain(name: str | None, process_set: ProcessSet) -> str:
     if name:
         return f"optimizer:{name}"
     ranks = () if process_set is global_process_set else tuple(process_set.ranks) or (-1,)
-    _numbers[ranks] += 1
-    return f"optimizer.{_numbers[ranks] - 1}"
+    with _lock:
+        _numbers[ranks] += 1
+        return f"optimizer.{_numbers[ranks] - 1}"
 
 
 def _passes(number: Any, what: str) -> int:

@@ -67,6 +67,7 @@ class GradientReducer:
         self.local = LocalVariables()
         # By the variables' keys, which stay theirs as long as the variables are held.
         self._known: dict[tuple[int, ...], _Known] = {}
+        self._lock = threading.Lock()  # of _known and _domain
         self._thread = threading.local()
 
     def step(
@@ -184,12 +185,13 @@ class GradientReducer:
 
     def _know(self, variables: Sequence[Any]) -> _Known:
         identity = tuple(variable_key(variable) for variable in variables)
-        known = self._known.get(identity)
-        if known is None:
-            number = len(self._known)
-            name = self._domain if number == 0 else f"{self._domain}.{number}"
-            known = self._known[identity] = _Known(name, list(variables))
-        return known
+        with self._lock:
+            known = self._known.get(identity)
+            if known is None:
+                number = len(self._known)
+                name = self._domain if number == 0 else f"{self._domain}.{number}"
+                known = self._known[identity] = _Known(name, list(variables))
+            return known
 
 
 @dataclass

@@ -8,6 +8,9 @@ namespace gradred::tf {
 namespace {
 
 constexpr char kStepFailed[] = "the step failed on this rank before all its gradients were ready";
+constexpr char kBegunAgain[] =
+    "its graph began again on this rank before all gradients were ready: the step failed, or two "
+    "threads run one function";
 
 // Iterations of a loop overlap, and ranks may reach them in different orders: each is a domain of
 // its own, of which 32 can be under way at once (TensorFlow's default is 10).
@@ -191,7 +194,7 @@ CallTable& CallTable::The() {
   return *table;
 }
 
-CallPtr CallTable::Claim(const CallKey& key, int position) {
+int64_t CallTable::Begin(const CallKey& key) {
   while (true) {
     CallPtr failed;
     {
@@ -201,49 +204,45 @@ CallPtr CallTable::Claim(const CallKey& key, int position) {
         // Opened under the lock: the engine's batches come in the order of the calls.
         auto call = std::make_shared<Call>(++last_id_, key);
         call->Begin();
-        calls_[call->id()] = {call, {position}, 1, false};
-        by_key_[key] = call->id();
-        return call;
+        calls_[call->id()] = {call};
+        return by_key_[key] = call->id();
       }
-      Open& open = calls_.at(found->second);
-      if (open.claimed.insert(position).second) {
-        ++open.tickets;
-        return open.call;
-      }
-      failed = open.call;
+      failed = calls_.at(found->second).call;
       by_key_.erase(found);
     }
-    failed->Abandon(kStepFailed);  // and look again: another thread may have opened one meanwhile
+    failed->Abandon(kBegunAgain);  // and look again: another thread may have opened one meanwhile
   }
+}
+
+CallTable::Open& CallTable::At(int64_t id) {
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) throw Error(Kind::kInternal, "the call of a ticket is gone");
+  return found->second;
+}
+
+CallPtr CallTable::AddTicket(int64_t id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Open& open = At(id);
+  ++open.tickets;
+  return open.call;
 }
 
 CallPtr CallTable::Find(int64_t id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = calls_.find(id);
-  if (found == calls_.end()) throw Error(Kind::kInternal, "the call of a ticket is gone");
-  return found->second.call;
+  return At(id).call;
 }
 
-CallPtr CallTable::Join(const std::vector<int64_t>& tickets) {
+void CallTable::Join(int64_t id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = calls_.find(tickets.at(0));
-  if (found == calls_.end()) throw Error(Kind::kInternal, "the call of a ticket is gone");
-  Open& open = found->second;
-  for (int64_t ticket : tickets)
-    if (ticket != tickets[0] || static_cast<int>(tickets.size()) != open.call->size() + 1)
-      throw Error(Kind::kInternal, "the tickets of two calls of '" + open.call->key().domain +
-                                       "' are mixed: one graph ran its reductions twice at once");
+  Open& open = At(id);
   open.joined = true;
   const auto by_key = by_key_.find(open.call->key());
-  if (by_key != by_key_.end() && by_key->second == tickets[0]) by_key_.erase(by_key);
-  return open.call;
+  if (by_key != by_key_.end() && by_key->second == id) by_key_.erase(by_key);
 }
 
 CallPtr CallTable::Take(int64_t ticket) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = calls_.find(ticket);
-  if (found == calls_.end()) throw Error(Kind::kInternal, "the call of a ticket is gone");
-  const CallPtr call = found->second.call;
+  const CallPtr call = At(ticket).call;
   if (call->size() != 1)
     throw Error(Kind::kInternal, "'" + call->key().domain + "' has " +
                                      std::to_string(call->size()) + " tensors, expected one");

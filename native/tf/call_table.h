@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -17,14 +16,15 @@
 namespace gradred::tf {
 
 // Note [Begin, Submit, Join, Wait]
-// In a graph a reduction is a Begin without inputs, which runs when the step begins; N Submits
-// (each runs when its gradient is there, and never waits); one Join that takes their tickets; and
-// N asynchronous Waits that need the Join. So no Wait starts before the last gradient is there: if
-// an op fails in the forward or backward pass, the step ends with that op's own error, and
-// TensorFlow drops the tickets. A ticket dropped before Join is therefore the sign that this rank
-// gave its step up, and the moment to tell the others. With one asynchronous op a tensor instead,
-// the step would hang: TensorFlow waits for pending ops, and the others never submit the rest.
-// Where N is 1, that cannot be: then one asynchronous op, Reduce, does all but Begin.
+// In a graph a reduction is a Begin without inputs, which runs when the step begins; N Submits,
+// which take its ticket (each runs when its gradient is there, and never waits); one Join that
+// takes their tickets; and N asynchronous Waits that need the Join. So no Wait starts before the
+// last gradient is there: if an op fails in the forward or backward pass, the step ends with that
+// op's own error, and TensorFlow drops the tickets. A ticket dropped before Join is therefore the
+// sign that this rank gave its step up, and the moment to tell the others. With one asynchronous op
+// a tensor instead, the step would hang: TensorFlow waits for pending ops, and the others never
+// submit the rest. Where N is 1, that cannot be: then one asynchronous op, Reduce, does all but
+// Begin.
 
 // Note [All or nothing]
 // A Wait returns when the whole call has ended, and fails if any member failed. With each on its
@@ -32,7 +32,7 @@ namespace gradred::tf {
 // the groups that were complete by then, and the peer none: the ranks would go on with different
 // models. The price is that no update overlaps with the last reductions.
 
-// Which run of a graph's Submits belongs together: a loop runs its iterations in parallel.
+// Of which reduction a call is: a loop runs its iterations in parallel.
 struct CallKey {
   std::string domain;  // See Note [Names of specs]
   int instance = 0;    // See Note [Instances]
@@ -114,18 +114,15 @@ using CallPtr = std::shared_ptr<Call>;
 
 class CallTable {
  public:
-  static constexpr int kBegin = -1;
-
   static CallTable& The();
 
-  // The open call that `position` belongs to; a position claimed twice means that a step failed
-  // here before, and opens a new one.
-  CallPtr Claim(const CallKey& key, int position);
-  CallPtr Find(int64_t id);  // throws kInternal
-  // All members are submitted: tickets may go. Throws kInternal when the tickets are not those of
-  // one whole call.
-  CallPtr Join(const std::vector<int64_t>& tickets);
-  // The call of one member that a Begin's ticket stands for: no Submit claims it, and no Join
+  // Opens a call, with one ticket, and returns its id. A call of the same reduction whose members
+  // are not all submitted is given up: a step failed here before.
+  int64_t Begin(const CallKey& key);
+  CallPtr AddTicket(int64_t id);  // throws kInternal when the call is gone
+  CallPtr Find(int64_t id);       // the same
+  void Join(int64_t id);          // all members are submitted: tickets may go
+  // The call of one member that a Begin's ticket stands for: no Submit takes it, and no Join
   // follows. Throws kInternal for another call, or if it was taken before.
   CallPtr Take(int64_t ticket);
   void DropTicket(int64_t id);
@@ -134,15 +131,15 @@ class CallTable {
  private:
   struct Open {
     CallPtr call;
-    std::set<int> claimed;
-    int tickets = 0;
+    int tickets = 1;
     bool joined = false;
   };
+  Open& At(int64_t id);     // with mutex_ held
   void Forget(int64_t id);  // with mutex_ held
 
   std::mutex mutex_;
   std::map<int64_t, Open> calls_;
-  std::map<CallKey, int64_t> by_key_;  // calls that still take members
+  std::map<CallKey, int64_t> by_key_;  // calls that are not joined
   int64_t last_id_ = 0;
 };
 

@@ -64,7 +64,8 @@ class Cache {
 
 std::string DomainOf(const std::string& key) { return key.substr(0, key.rfind('#')); }
 
-bool IsOfSession(const std::string& key) { return key.compare(key.rfind('#') + 1, 1, "s") == 0; }
+bool IsOfSession(const std::string& key) { return key[key.rfind('#') + 1] == 's'; }
+bool IsOfEager(const std::string& key) { return key[key.rfind('#') + 1] == 'e'; }
 
 engine::DomainSpecPtr SpecFor(const std::string& key, const std::string& suffix) {
   // Kept: TensorFlow's threads outlive static destructors.

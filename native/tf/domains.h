@@ -14,11 +14,12 @@ namespace gradred::tf {
 // same name may be traced again with other shapes. So the ops carry "<domain>#<number of the spec
 // in this process>", and specs are registered under that. The engine, and so the other ranks, see
 // "<domain>". Graphs of tf.compat.v1 have "<domain>#s<number>". TensorFlow keeps a kernel for ever
-// for each value of an eager op's attribute, so eager calls carry "eager#<number>", a short name of
-// the spec, which is given to another one when that is forgotten.
+// for each value of an eager op's attribute, so eager calls carry "#e<number>", a short name of the
+// spec, which is given to another one when that is forgotten.
 
 std::string DomainOf(const std::string& key);
 bool IsOfSession(const std::string& key);
+bool IsOfEager(const std::string& key);
 
 // The spec of a graph or an eager call as the engine sees it: what is registered as `key`, under
 // its name without the number and with `suffix`; the same pointer each time. Throws kInternal when

@@ -3,7 +3,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "domains.h"
@@ -43,81 +42,91 @@ struct ByPath {
 
 }  // namespace
 
-struct Instance::Copies {
-  using Key = std::pair<std::string, std::thread::id>;
+struct Instance::Graph {
+  struct Copies {
+    std::set<std::string, ByPath> fresh;  // paths that are not numbered yet
+    std::map<std::string, int> numbers;
+  };
 
-  Key key;
-  std::set<std::string> nodes;
-  std::set<std::string, ByPath> fresh;  // paths that are not numbered yet
-  std::map<std::string, int> numbers;
-};
-
-struct Instance::Registry {
   std::mutex mutex;
-  // Of functions: by name and thread, until the first kernel runs.
-  std::map<Copies::Key, std::weak_ptr<Copies>> made;
-  // Of sessions: by the key of the spec.
-  std::map<std::string, std::shared_ptr<Copies>> lasting;
+  bool ended = false;
+  std::set<std::string> nodes;
+  std::map<std::string, Copies> domains;
 
-  static Registry& The() {
-    static auto* registry = new Registry;
-    return *registry;
+  // The one that this thread makes kernels of.
+  static std::weak_ptr<Graph>& Here() {
+    thread_local std::weak_ptr<Graph> here;
+    return here;
   }
 
-  // With the mutex held.
-  void Close(const std::shared_ptr<Copies>& copies) {
-    const auto found = made.find(copies->key);
-    if (found != made.end() && found->second.lock() == copies) made.erase(found);
+  // Whether the node may be of this graph, which then has it.
+  bool Take(const std::string& node) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return !ended && nodes.insert(node).second;
+  }
+};
+
+// Graphs of sessions, each of one domain, by the key of its spec.
+struct Instance::Sessions {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Graph>> graphs;
+
+  static Sessions& The() {
+    static auto* sessions = new Sessions;
+    return *sessions;
   }
 };
 
 Instance::Instance(TF_OpKernelConstruction* construction, std::string key) : key_(std::move(key)) {
+  if (IsOfEager(key_)) {
+    number_ = 0;
+    return;
+  }
   const TF_StringView name = TheApi().OpKernelConstruction_GetName(construction);
   const std::string node(name.data, name.len);
   const size_t slash = node.rfind('/');
   path_ = slash == std::string::npos ? "" : node.substr(0, slash);
-  Registry& registry = Registry::The();
-  std::lock_guard<std::mutex> lock(registry.mutex);
   if (IsOfSession(key_)) {
-    std::shared_ptr<Copies>& lasting = registry.lasting[key_];
-    if (lasting == nullptr) lasting = std::make_shared<Copies>();
-    copies_ = lasting;
+    std::lock_guard<std::mutex> lock(Sessions::The().mutex);
+    std::shared_ptr<Graph>& graph = Sessions::The().graphs[key_];
+    if (graph == nullptr) graph = std::make_shared<Graph>();
+    graph_ = graph;
   } else {
-    const Copies::Key made_by(DomainOf(key_), std::this_thread::get_id());
-    std::weak_ptr<Copies>& made = registry.made[made_by];
-    copies_ = made.lock();
-    if (copies_ == nullptr || copies_->nodes.count(node) > 0) {  // a graph has a node once
-      copies_ = std::make_shared<Copies>();
-      copies_->key = made_by;
-      made = copies_;
+    graph_ = Graph::Here().lock();
+    if (graph_ == nullptr || !graph_->Take(node)) {
+      Graph::Here() = graph_ = std::make_shared<Graph>();
+      graph_->Take(node);
     }
-    copies_->nodes.insert(node);
   }
-  if (copies_->numbers.count(path_) == 0) copies_->fresh.insert(path_);
+  std::lock_guard<std::mutex> lock(graph_->mutex);
+  Graph::Copies& copies = graph_->domains[DomainOf(key_)];
+  if (copies.numbers.count(path_) == 0) copies.fresh.insert(path_);
 }
 
 Instance::~Instance() {
-  Registry& registry = Registry::The();
-  std::lock_guard<std::mutex> lock(registry.mutex);
-  if (copies_.use_count() == 1) registry.Close(copies_);
-  copies_.reset();
+  if (graph_ == nullptr || !IsOfSession(key_)) return;
+  std::lock_guard<std::mutex> lock(Sessions::The().mutex);
+  if (graph_.use_count() == 2) Sessions::The().graphs.erase(key_);  // this and the table's
+  graph_.reset();
 }
 
 int Instance::Number() const {
   const int known = number_.load();
   if (known >= 0) return known;
-  Registry& registry = Registry::The();
-  std::lock_guard<std::mutex> lock(registry.mutex);
-  registry.Close(copies_);
-  for (const std::string& path : copies_->fresh)
-    copies_->numbers.emplace(path, static_cast<int>(copies_->numbers.size()));
-  copies_->fresh.clear();
-  return number_ = copies_->numbers.at(path_);
+  std::lock_guard<std::mutex> lock(graph_->mutex);
+  graph_->ended = true;
+  Graph::Copies& copies = graph_->domains.at(DomainOf(key_));
+  for (const std::string& path : copies.fresh)
+    copies.numbers.emplace(path, static_cast<int>(copies.numbers.size()));
+  copies.fresh.clear();
+  return number_ = copies.numbers.at(path_);
 }
 
 std::string Instance::Suffix() const {
   const int number = Number();
   return number == 0 ? "" : "+" + std::to_string(number);
 }
+
+void Instance::EndGraph() { Graph::Here().reset(); }
 
 }  // namespace gradred::tf

@@ -80,6 +80,11 @@ class Run : public std::enable_shared_from_this<Run> {
   TensorPtr input_, output_;
 };
 
+void ShapesAllToAll(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Instance::EndGraph();
+  ShapesUnknown(context, status);
+}
+
 void AllToAll(void* kernel, TF_OpKernelContext* context, Done done) {
   auto* k = static_cast<AllToAllKernel*>(kernel);
   const std::shared_ptr<engine::Engine> engine = engine::Global();
@@ -106,7 +111,7 @@ const std::vector<OpDefinition>& AllToAllOps() {
        {"tensor: T", "splits: int64"},
        {"result: T", "received_splits: int64"},
        /*stateful=*/true,
-       &ShapesUnknown,
+       &ShapesAllToAll,
        &CreateAllToAll,
        &DestroyAllToAll,
        nullptr,

@@ -139,6 +139,11 @@ class Run {
   Status failure_;
 };
 
+void ShapesRunList(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Instance::EndGraph();
+  ShapesUnknown(context, status);
+}
+
 void RunList(void* kernel, TF_OpKernelContext* context, Done done) {
   auto* k = static_cast<RunListKernel*>(kernel);
   const std::shared_ptr<engine::Engine> engine = engine::Global();
@@ -173,7 +178,7 @@ const std::vector<OpDefinition>& EagerOps() {
        {"tensors: T"},
        {"results: T", "present: int32"},
        /*stateful=*/true,
-       &ShapesUnknown,
+       &ShapesRunList,
        &CreateRunList,
        &DestroyRunList,
        nullptr,

@@ -9,13 +9,8 @@
 namespace gradred::tf {
 namespace {
 
-CallPtr Claim(TF_OpKernelContext* context, const Instance& instance, int position, int output) {
-  const CallPtr call =
-      CallTable::The().Claim({instance.key(), instance.Number(), TheApi().GetFrameId(context),
-                              TheApi().GetIterId(context)},
-                             position);
-  EmitHandle(context, output, call->id(), [](int64_t id) { CallTable::The().DropTicket(id); });
-  return call;
+void EmitTicket(TF_OpKernelContext* context, int output, int64_t id) {
+  EmitHandle(context, output, id, [](int64_t call) { CallTable::The().DropTicket(call); });
 }
 
 void* CreateBegin(TF_OpKernelConstruction* construction) {
@@ -23,19 +18,25 @@ void* CreateBegin(TF_OpKernelConstruction* construction) {
 }
 void DestroyBegin(void* kernel) { delete static_cast<Instance*>(kernel); }
 
+void ShapeBegin(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Instance::EndGraph();
+  ShapeScalar(context, status);
+}
+
 void Begin(void* kernel, TF_OpKernelContext* context) {
-  Claim(context, *static_cast<const Instance*>(kernel), CallTable::kBegin, 0);
+  const auto& instance = *static_cast<const Instance*>(kernel);
+  EmitTicket(context, 0,
+             CallTable::The().Begin({instance.key(), instance.Number(),
+                                     TheApi().GetFrameId(context), TheApi().GetIterId(context)}));
 }
 
 struct SubmitKernel {
-  Instance instance;
   int position;
   bool absent;
 };
 
 void* CreateSubmit(TF_OpKernelConstruction* construction) {
-  return new SubmitKernel{Instance(construction, StringAttr(construction, "domain")),
-                          static_cast<int>(IntAttr(construction, "position")),
+  return new SubmitKernel{static_cast<int>(IntAttr(construction, "position")),
                           BoolAttr(construction, "absent")};
 }
 void DestroySubmit(void* kernel) { delete static_cast<SubmitKernel*>(kernel); }
@@ -70,16 +71,15 @@ Staged Stage(TF_OpKernelContext* context, bool absent) {
 void Submit(void* kernel, TF_OpKernelContext* context) {
   const auto* k = static_cast<const SubmitKernel*>(kernel);
   Staged staged = Stage(context, k->absent);
-  const CallPtr call = Claim(context, k->instance, k->position, 1);
+  const CallPtr call = CallTable::The().AddTicket(ScalarInput(context, 1));
+  EmitTicket(context, 1, call->id());
   call->Submit(k->position, std::move(staged), engine::Then::kStep);
 }
 
 void Join(void*, TF_OpKernelContext* context) {
-  std::vector<int64_t> tickets(TheApi().NumInputs(context));
-  for (size_t i = 0; i < tickets.size(); ++i)
-    tickets[i] = ScalarInput(context, static_cast<int>(i));
-  const CallPtr call = CallTable::The().Join(tickets);
-  EmitHandle(context, 0, call->id(), [](int64_t id) { CallTable::The().DropJoined(id); });
+  const int64_t id = ScalarInput(context, 0);  // as all the others
+  CallTable::The().Join(id);
+  EmitHandle(context, 0, id, [](int64_t call) { CallTable::The().DropJoined(call); });
 }
 
 void* CreateWait(TF_OpKernelConstruction* construction) {
@@ -151,14 +151,14 @@ const std::vector<OpDefinition>& GraphOps() {
        {},
        {"ticket: int64"},
        /*stateful=*/true,
-       &ShapeScalar,
+       &ShapeBegin,
        &CreateBegin,
        &DestroyBegin,
        &Begin,
        nullptr},
       {"GradredSubmit",
-       {kTensorType, "domain: string", "position: int", "absent: bool = false"},
-       {"tensor: T"},
+       {kTensorType, "position: int", "absent: bool = false"},
+       {"tensor: T", "begun: int64"},
        {"staged: T", "ticket: int64"},
        /*stateful=*/true,
        &ShapeSubmit,

@@ -99,3 +99,20 @@ def assert_same_on_all_ranks(values, name="weights"):
     flat = np.concatenate([np.ravel(v).astype(np.float64) for v in values])
     low = hvd.allreduce(flat, name=f"{name}.low", op=hvd.Min)
     np.testing.assert_array_equal(low, flat)
+
+
+def scale_of(optimizer):
+    """The current scale of a LossScaleOptimizer; None of another optimizer."""
+    if not isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+        return None
+    value = optimizer.dynamic_scale if KERAS_3 else optimizer.loss_scale
+    return float(tf.convert_to_tensor(value))
+
+
+def scaled(optimizer, loss):
+    return optimizer.scale_loss(loss) if KERAS_3 else optimizer.get_scaled_loss(loss)
+
+
+def unscaled(optimizer, gradients):
+    """Keras 3 does it when it applies them."""
+    return gradients if KERAS_3 else optimizer.get_unscaled_gradients(gradients)

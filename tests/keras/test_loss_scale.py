@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import gradred.keras as hvd
-import tensorflow as tf
-from harness.training import KERAS_3, assert_same_on_all_ranks, keras, steps_of
+from harness.training import KERAS_3, assert_same_on_all_ranks, keras, scale_of, steps_of
 
 pytestmark = [pytest.mark.ranks(2, 3, deadline=120), pytest.mark.smoke]
 
@@ -27,13 +26,6 @@ ORDERS = {
     "scale inside": lambda: hvd.DistributedOptimizer(Scale(O.SGD(0.05), initial_scale=8.0)),
     "compile wraps": lambda: hvd.DistributedOptimizer(O.SGD(0.05)),
 }
-
-
-def scale_of(optimizer):
-    if not isinstance(optimizer, Scale):
-        return None
-    value = optimizer.dynamic_scale if KERAS_3 else optimizer.loss_scale
-    return float(tf.convert_to_tensor(value))
 
 
 def sizes(order):

@@ -20,6 +20,9 @@ from harness.training import (
     mse,
     my_rows,
     net,
+    scale_of,
+    scaled,
+    unscaled,
     weights,
 )
 
@@ -259,10 +262,8 @@ def test_loss_scale(order, eager, rank, size):
 
     def step(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(v * x)
-            loss = optimizer.scale_loss(loss) if KERAS_3 else optimizer.get_scaled_loss(loss)
-        gradients = tape.gradient(loss, [v])
-        gradients = gradients if KERAS_3 else optimizer.get_unscaled_gradients(gradients)
+            loss = scaled(optimizer, tf.reduce_sum(v * x))
+        gradients = unscaled(optimizer, tape.gradient(loss, [v]))
         optimizer.apply_gradients(zip(gradients, [v], strict=True))
 
     run = step if eager else tf.function(step)
@@ -274,8 +275,7 @@ def test_loss_scale(order, eager, rank, size):
         if update >= size:
             expected = expected - np.float32(0.5) * np.float32([2, 4]) * size
         np.testing.assert_array_equal(v, expected)
-        current = optimizer.dynamic_scale if KERAS_3 else optimizer.loss_scale
-        assert float(tf.convert_to_tensor(current)) == 8.0 / 2 ** min(update + 1, size)
+        assert scale_of(optimizer) == 8.0 / 2 ** min(update + 1, size)
 
 
 def test_an_optimizer_that_has_stepped(rank, size):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -103,6 +105,30 @@ def test_ranks_that_have_done_other_things(mode, rank, size):
         losses = [float(run(tf.constant(x))) for _ in range(5)]
         assert losses[-1] < losses[0]
         assert_same_on_all_ranks(weights(model))
+
+
+@MODES
+def test_models_that_train_in_threads_of_their_own(mode, rank, size):
+    """Two optimizers with names; the ranks come to them in different orders."""
+    expected = []
+    for i in range(2):
+        alone = net(seed=20 + i)
+        loop(alone, O.Adam(0.01 * (i + 1)), np.arange(STEPS * ROWS), ROWS, mode)
+        expected.append(weights(alone))
+    models = [net(seed=20 + i) for i in range(2)]
+    optimizers = [hvd.DistributedOptimizer(O.Adam(0.01 * (i + 1)), name=f"of {i}") for i in (0, 1)]
+
+    def train(i):
+        loop(models[i], optimizers[i], my_rows(rank, size), ROWS // size, mode)
+
+    order = (0, 1) if rank == 0 else (1, 0)
+    threads = [threading.Thread(target=train, args=(i,)) for i in order]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for model, values in zip(models, expected, strict=True):
+        assert_close(weights(model), values, 1e-12)
 
 
 @pytest.mark.ranks(2, deadline=120)

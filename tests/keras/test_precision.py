@@ -8,7 +8,7 @@ import pytest
 import gradred
 import gradred.keras as hvd
 import tensorflow as tf
-from harness.training import KERAS_3, assert_same_on_all_ranks, keras
+from harness.training import assert_same_on_all_ranks, keras, scale_of, scaled, unscaled
 
 pytestmark = [pytest.mark.ranks(2, deadline=180), pytest.mark.smoke]
 
@@ -70,7 +70,6 @@ def test_halves_reach_the_loss_of_float32(policy, wire, reference, rank, size):
     assert final_loss(rank, size, policy, wire) == pytest.approx(reference, rel=0.05)
 
 
-@pytest.mark.skipif(not KERAS_3, reason="Keras 2 names its attributes differently")
 @pytest.mark.parametrize("eager", [False, True])
 def test_overflow_on_the_wire_skips_the_step_on_all_ranks(eager, rank, size):
     """S7: finite in float32, infinite in float16, on one rank alone."""
@@ -87,12 +86,12 @@ def test_overflow_on_the_wire_skips_the_step_on_all_ranks(eager, rank, size):
     for culprit in range(size):
         before = gradred.metrics().saturated
         values = model.get_weights()
-        scale = float(tf.convert_to_tensor(optimizer.dynamic_scale))
+        scale = scale_of(optimizer)
         target = np.full((2, 1), 1e6 if rank == culprit else 0.0, np.float32)
         model.fit(x, y + target, verbose=0)
         for a, b in zip(values, model.get_weights(), strict=True):
             np.testing.assert_array_equal(a, b)
-        assert float(tf.convert_to_tensor(optimizer.dynamic_scale)) == scale / 2
+        assert scale_of(optimizer) == scale / 2
         assert gradred.metrics().saturated - before == 5  # kernel and bias, on every rank alike
     values = model.get_weights()
     model.fit(x, y + 1.0, verbose=0)
@@ -100,7 +99,6 @@ def test_overflow_on_the_wire_skips_the_step_on_all_ranks(eager, rank, size):
     assert_same_on_all_ranks(model.get_weights())
 
 
-@pytest.mark.skipif(not KERAS_3, reason="Keras 2 scales the loss by another name")
 @pytest.mark.parametrize("mode", ["function", "eager"])
 @pytest.mark.parametrize("order", ["scale outside", "scale inside"])
 def test_loss_scale_in_a_loop_of_ones_own(order, mode, rank, size):
@@ -115,8 +113,9 @@ def test_loss_scale_in_a_loop_of_ones_own(order, mode, rank, size):
 
     def step(x):
         with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(tf.reduce_sum(v * x))
-        optimizer.apply_gradients(zip(tape.gradient(loss, [v]), [v], strict=True))
+            loss = scaled(optimizer, tf.reduce_sum(v * x))
+        gradients = unscaled(optimizer, tape.gradient(loss, [v]))
+        optimizer.apply_gradients(zip(gradients, [v], strict=True))
 
     run = tf.function(step) if mode == "function" else step
     expected = np.float32([1, 2])
@@ -126,4 +125,4 @@ def test_loss_scale_in_a_loop_of_ones_own(order, mode, rank, size):
         if not bad:
             expected = expected - np.float32(0.05) * np.float32([1, 2])
         np.testing.assert_allclose(v, expected, rtol=1e-6)
-        assert float(tf.convert_to_tensor(optimizer.dynamic_scale)) == 8.0 / 2 ** ((i + 1) // 2)
+        assert scale_of(optimizer) == 8.0 / 2 ** ((i + 1) // 2)

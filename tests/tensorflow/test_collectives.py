@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 import numpy as np
@@ -257,57 +256,6 @@ def test_conditions(rank, size):
     )
     assert float(step(tf.constant(2.0))) == 2.0 * size
     assert float(step(tf.constant(-2.0))) == 0.0
-
-
-def test_functions_called_twice_in_one_graph(size):
-    inner = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
-    outer = tf.function(lambda x: inner(x) + inner(x + 1.0))
-    for _ in range(3):
-        assert float(outer(tf.constant(1.0))) == 3.0 * size
-
-
-def test_ranks_that_trace_differently(rank, size):
-    """Names in graphs do not depend on what one rank alone has traced, also in vain."""
-
-    def layer(factor):
-        return tf.function(lambda x: hvd.allreduce(x * factor, op=hvd.Sum))
-
-    layers = [layer(factor) for factor in (1.0, 2.0, 3.0)]
-    fails = [rank == size - 1]
-    if rank == 0:
-        layers[1].get_concrete_function(tf.TensorSpec([], tf.float32))
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = []
-            for i, function in enumerate(layers):
-                with tf.name_scope(f"layer_{9 + rank + i}"):  # as Keras does: "9", "10", "11"
-                    y += [function(x), function(10.0 * x)]
-                    y.append(tf.cond(x > 0, lambda f=function: f(20.0 * x), lambda: 0.0))
-            loss = tf.add_n([2.0**i * z for i, z in enumerate(y)])
-        if fails[0]:
-            raise RuntimeError
-        return y, tape.gradient(loss, x)
-
-    with contextlib.suppress(RuntimeError):
-        step.get_concrete_function(tf.TensorSpec([], tf.float32))
-    fails[0] = False
-    total = size * (size + 1) / 2
-    scales = [factor * k for factor in (1.0, 2.0, 3.0) for k in (1.0, 10.0, 20.0)]
-    for _ in range(2):
-        y, gradient = step(tf.constant(rank + 1.0))
-        assert [float(z) for z in y] == [s * total for s in scales]
-        assert float(gradient) == size * sum(2.0**i * s for i, s in enumerate(scales))
-    for name in ("layer_9", f"of_rank_{rank}"):  # for one rank a path that it knows
-
-        @tf.function
-        def again(x, name=name):
-            with tf.name_scope(name):
-                return layers[0](x)
-
-        assert float(again(tf.constant(rank + 1.0))) == total
 
 
 @pytest.mark.parametrize("v2_loops", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -168,6 +170,22 @@ def test_a_monitored_session(rank, size):
     everyone = gradred.allgather(np.array([result]), name="results")
     np.testing.assert_array_equal(everyone, everyone[:1].repeat(size))
     assert -1.1 < result < -0.4
+
+
+def test_graphs_that_are_gone_leave_nothing(rank, size):
+    def train():
+        with tf.Graph().as_default(), v1.Session() as session:
+            v = v1.get_variable("v", initializer=np.float32(0.0), use_resource=True)
+            plain = v1.train.GradientDescentOptimizer(1.0)
+            train = hvd.DistributedOptimizer(plain, name="short-lived").minimize(v * 1.0)
+            session.run(v1.global_variables_initializer())
+            session.run(train)
+            assert "optimizer:short-lived" in gradred.plan()
+
+    for _ in range(2):
+        train()
+        gc.collect()
+        assert "optimizer:short-lived" not in gradred.plan()
 
 
 @pytest.mark.parametrize("mode", ["function", "eager"])
