@@ -101,7 +101,7 @@ def _domain_of(op: Any) -> bytes | None:
     """The domain that has reduced what an operation returns, as far as that can be seen from it."""
     name = "domain"
     if op.type == "GradredWait":
-        op = op.inputs[0].op
+        op = op.inputs[0].op.inputs[1].op  # the Begin of its Submit
     elif op.type == "GradredReduce":
         op = op.inputs[1].op
     elif op.type != "GradredRunList":
