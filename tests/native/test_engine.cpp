@@ -425,7 +425,7 @@ TEST(ThreadsAddAndRemoveSetsAtOnce) {
     };
     testing::RunRanks(2, [&](int thread) {
       const std::vector<int>& mine = members[thread];
-      for (int round = 0; round < 30; ++round) {
+      for (int round = 0; round < 12; ++round) {
         const int id = until_alike([&] { return engine.AddProcessSet(mine); });
         CHECK(engine.ProcessSetRanks(id) == mine);
         // With the id in it: both ranks have the same.

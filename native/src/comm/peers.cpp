@@ -101,7 +101,7 @@ std::optional<LostPeers> Peers::Check() {
       text += (watched.ended ? " ended after an error: " : " failed: ") + farewell.cause;
       continue;
     }
-    lost.silent = true;
+    lost.silent.push_back(peer.rank);
     const std::string note = notes_.EndOf(peer.rank);
     text += " ended without closing the job" + (note.empty() ? "" : ": " + note);
     complete = complete && (!notes_.exist() || !note.empty());

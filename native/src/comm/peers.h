@@ -37,8 +37,8 @@ struct Farewell {
 // Peers that are gone: who, and the error that says so.
 struct LostPeers {
   Status status;
-  std::vector<int> ranks;  // ascending
-  bool silent = false;     // one of them has not said why
+  std::vector<int> ranks;   // ascending
+  std::vector<int> silent;  // of them, those that have not said why
 };
 
 // Used by one thread. Asking is cheap: one poll over pidfds, or a look at /proc where the kernel

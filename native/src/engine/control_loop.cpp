@@ -225,14 +225,13 @@ void ControlLoop::OnFault(const Status& fault) {
 void ControlLoop::LookForLost() {
   const std::optional<comm::LostPeers> lost = world_.CheckPeers();
   if (!lost) return;
-  const std::set<int> ranks(lost->ranks.begin(), lost->ranks.end());
+  // Once there is a cause, ranks leave with it, and have told it.
+  const std::vector<int>& gone = faulty_ ? lost->silent : lost->ranks;
+  const std::set<int> ranks(gone.begin(), gone.end());
   if (std::includes(lost_.begin(), lost_.end(), ranks.begin(), ranks.end())) return;
   AbortNotice notice{world_.topology().rank, lost->status.kind(), lost->status.message(), ranks};
-  // Else the cause stays, told to all again: a loss, or the words of those that have ended since.
-  const bool is_cause =
-      !faulty_ || (Now() < cause_until_ && cause_.kind != Kind::kPeerLost && lost->silent);
-  if (!is_cause) {
-    notice = cause_;
+  if (faulty_ && (cause_.kind == Kind::kPeerLost || Now() >= cause_until_)) {
+    notice = cause_;  // stays, and is told to all again
     notice.lost = ranks;
     announced_ = true;
   }

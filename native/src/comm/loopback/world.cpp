@@ -71,7 +71,7 @@ class LoopbackWorld : public World {
       if (job_->options.see_own_node && topology_.node_of[r] != topology_.node_of[topology_.rank])
         continue;
       lost.ranks.push_back(r);
-      lost.silent |= life == Life::kKilled;
+      if (life == Life::kKilled) lost.silent.push_back(r);
       text += (text.empty() ? "rank " : "; rank ") + std::to_string(r) +
               " (a thread of this process) " +
               (life == Life::kKilled ? "was killed by the test" : "ended without closing");
