@@ -54,7 +54,9 @@ def watch() -> None:
 
 def is_consequence(error: BaseException | None) -> bool:
     """Whether an exception, or what it was raised for, is about another rank's end. Local."""
-    while error is not None:
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         kinds = {kind.__name__ for kind in type(error).__mro__}
         marks = [f"gradred {kind}: " for kind in _CONSEQUENCES]
         if kinds & set(_CONSEQUENCES) or any(mark in str(error) for mark in marks):

@@ -98,7 +98,7 @@ class JobRun:
         self._files: set[str] = set()
 
     def run(self) -> int:
-        """Returns the first exit code of a rank that is not 0; 128 + number for a signal."""
+        """Returns the exit code of the rank that ended the job; 128 + number for a signal."""
         processes.become_subreaper()
         output = Output(
             self._selector,
