@@ -36,8 +36,11 @@ def check_five_steps(files: list[str]) -> None:
     for path in files:
         found = phases(path)
         assert {found["grads", p] for p in ("step", "wait", "reduce", "negotiation")} == {5}, path
-        names = Counter(e["name"] for e in read(path).events)
-        assert (names["submit"], names["done"], names["plan"]) == (10, 10, 1)
+        events = read(path).events
+        names = Counter(e["name"] for e in events)
+        assert (names["submit"], names["plan"]) == (10, 1)
+        assert names["done"] <= 10
+        assert all(e["dur"] >= 1 for e in events if e["name"] == "done")  # us
         assert names["unpack"] == 0  # only with chunks
         reduces = [i for i in intervals(read(path).events) if i.phase == "reduce"]
         assert all(i.unpack > 0 and i.sum > 0 for i in reduces)

@@ -188,6 +188,7 @@ TEST(EventsOfThreadsAndDomainsAreWritten) {
       for (int i = 0; i < 100; ++i) {
         Span outer("pack", 400, tag, 0, 1);
         Span inner("part");
+        Span("brief", kNone, tag, 0, 1, kSecond);
       }
     });
   for (auto& thread : threads) thread.join();

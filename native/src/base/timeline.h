@@ -79,11 +79,12 @@ Tag BeginBatch(const std::string& name, const std::shared_ptr<const void>& plan,
 
 // --- Events in a line each, free while nothing is recorded
 
-// From here to the end of the block, on this thread.
+// From here to the end of the block, on this thread. What takes less than `shortest` is left out.
 class Span {
  public:
   explicit Span(const char* name, int64_t nbytes = kNone, Tag tag = {}, int group = kNone,
-                int entry = kNone) {
+                int entry = kNone, Nanos shortest = 0)
+      : shortest_(shortest) {
     if (!Recording()) return;
     record_.name = name;
     record_.nbytes = nbytes;
@@ -97,12 +98,13 @@ class Span {
   ~Span() {
     if (!record_.name) return;
     record_.duration = Now() - record_.begin;
-    Push(record_);
+    if (record_.duration >= shortest_) Push(record_);
   }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;
 
  private:
+  const Nanos shortest_;
   Record record_;
 };
 
