@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import resource
+
 import numpy as np
 import pytest
 
 import gradred as gr
 
 pytestmark = pytest.mark.ranks(2, 3)
+
+LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,8 +30,14 @@ def test_in_one_call(rank: int, size: int) -> None:
 
 
 def test_under_names_of_their_own(rank: int, size: int) -> None:
+    """Two thousand groups that come again, in a process that may open 256 files."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, LIMITS[1]))
     total = size * (size - 1) // 2
-    for i in range(2000):
-        assert gr.allreduce(i + rank, gr.Sum, name=f"name {i}") == size * i + total
-    for i in reversed(range(0, 2000, 100)):
-        assert gr.allreduce(i + rank, gr.Sum, name=f"name {i}") == size * i + total
+    values = {i: np.arange(1 + 37 * i % 3000, dtype=np.int32) for i in range(2000)}
+    before = len(os.listdir("/proc/self/fd"))
+    for order in (range(2000), reversed(range(2000)), range(0, 2000, 3)):
+        for i in order:
+            result = gr.allreduce(values[i] + rank, gr.Sum, name=f"name {i}")
+            np.testing.assert_array_equal(result, size * values[i] + total)
+    assert len(os.listdir("/proc/self/fd")) < before + 16
+    resource.setrlimit(resource.RLIMIT_NOFILE, LIMITS)

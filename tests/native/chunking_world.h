@@ -50,8 +50,8 @@ class Chunks final : public gradred::comm::Cargo {
 
 class ChunkingCommunicator final : public gradred::comm::Communicator {
  public:
-  ChunkingCommunicator(std::unique_ptr<gradred::comm::Communicator> base, unsigned seed)
-      : base_(std::move(base)), random_(seed) {}
+  ChunkingCommunicator(std::unique_ptr<gradred::comm::Communicator> base, unsigned seed, int rooms)
+      : base_(std::move(base)), random_(seed), rooms_(rooms) {}
 
   gradred::comm::WorkPtr AllReduceCargo(gradred::comm::LayoutPtr layout,
                                         gradred::comm::CargoPtr cargo) override {
@@ -64,6 +64,10 @@ class ChunkingCommunicator final : public gradred::comm::Communicator {
   std::string name() const override { return base_->name(); }
   gradred::comm::Transport& transport() override { return base_->transport(); }
   gradred::comm::SegmentPtr Alloc(int64_t nbytes) override { return base_->Alloc(nbytes); }
+  gradred::comm::WorkPtr AllocOnAll(int64_t nbytes, gradred::comm::SegmentPtr* segment) override {
+    const int64_t endless = int64_t{1} << 60;
+    return base_->AllocOnAll(rooms_-- == 0 ? endless : nbytes, segment);
+  }
   gradred::comm::WorkPtr AllReduce(gradred::comm::Segment& segment, int64_t offset,
                                    gradred::comm::LayoutPtr layout) override {
     return base_->AllReduce(segment, offset, std::move(layout));
@@ -97,16 +101,22 @@ class ChunkingCommunicator final : public gradred::comm::Communicator {
  private:
   std::unique_ptr<gradred::comm::Communicator> base_;
   std::mt19937 random_;
+  int rooms_;
 };
 
 class ChunkingWorld final : public ForwardingWorld {
  public:
-  using ForwardingWorld::ForwardingWorld;
+  // `rooms`: times that the rank has room for memory that all ranks must have; -1: always.
+  explicit ChunkingWorld(std::unique_ptr<gradred::comm::World> base, int rooms = -1)
+      : ForwardingWorld(std::move(base)), rooms_(rooms) {}
   std::unique_ptr<gradred::comm::Communicator> MakeData(const std::vector<int>& members,
                                                         int lane) override {
     return std::make_unique<ChunkingCommunicator>(ForwardingWorld::MakeData(members, lane),
-                                                  topology().rank + 1);
+                                                  topology().rank + 1, rooms_);
   }
+
+ private:
+  const int rooms_;
 };
 
 }  // namespace testing

@@ -33,6 +33,7 @@ class CommunicatorSuite {
     if (options_.ordered) CheckOrderOfSummation();
     CheckReduceScatterAndAllGather();
     CheckSegmentIsReusedAtOnce();
+    CheckAllocOnAll();
     CheckManyAtOnce();
     for (const int64_t count : Counts()) CheckCargo(count);
     if (options_.ordered) CheckOrderOfCargo();
@@ -254,6 +255,18 @@ class CommunicatorSuite {
       CheckCase(c, "reuse of a segment, round " + std::to_string(round));
       Write(*segment, 0, Bytes(layout->nbytes(), '\x7f'));
     }
+  }
+
+  void CheckAllocOnAll() {
+    const auto layout = Mixed(11, agreed_());
+    comm::SegmentPtr segment;
+    Await(comm_.AllocOnAll(4096 + layout->nbytes(), &segment), "Alloc on all ranks");
+    Expect(segment && segment->nbytes() >= 4096 + layout->nbytes(), "Alloc on all ranks",
+           "no room");
+    const Case c = MakeCase(layout, *segment, 4096, agreed_());
+    Write(*segment, 4096, c.input);
+    Await(comm_.AllReduce(*segment, 4096, layout), "a segment of all ranks");
+    CheckCase(c, "a segment of all ranks");
   }
 
   // Works of several kinds unfinished together, two of them on one segment; each rank waits in its

@@ -1,9 +1,11 @@
 // Transport and communicator of shared memory: in threads that share one mapping, and in processes.
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <numeric>
 #include <thread>
 
+#include "base/log.h"
 #include "comm/shm/communicator.h"
 #include "comm/shm/page.h"
 #include "comm/shm/transport.h"
@@ -178,6 +180,48 @@ TEST(SegmentsGrowWithoutTheOthers) {
       for (int64_t i = 0; i < count; ++i)
         CHECK_EQ(values[i], static_cast<float>(3 + 3 * (i % 100)));
     }
+  });
+}
+
+// One rank has no descriptor for memory of its own, or, with one more, none to open a peer's.
+TEST(MemoryThatOneRankCannotHaveIsNobodys) {
+  constexpr int kFree[] = {0, 1, 2};  // descriptors
+  InProcesses(3, 4096, [&](int rank, std::shared_ptr<shm::Page> page) {
+    const auto transport = shm::MakeTransport(page, 1, rank);
+    shm::ShmOptions options;
+    options.nonce = kNonce;
+    const auto communicator = shm::MakeCommunicator(*transport, AllOf(3), 0, options);
+    Await(*communicator->Barrier(), *transport);
+    std::vector<std::string> warnings;
+    SetLogSink([&](LogLevel, const std::string& line) { warnings.push_back(line); });
+    for (const int free : kFree) {
+      rlimit before{};
+      getrlimit(RLIMIT_NOFILE, &before);
+      if (rank == 1) {
+        std::vector<int> lowest;
+        for (int i = 0; i <= free; ++i) lowest.push_back(dup(0));
+        const rlimit limit{static_cast<rlim_t>(lowest.back()), before.rlim_max};
+        for (const int descriptor : lowest) close(descriptor);
+        setrlimit(RLIMIT_NOFILE, &limit);
+      }
+      SegmentPtr segment;
+      const WorkPtr work = communicator->AllocOnAll(100'000, &segment);
+      Await(*work, *transport);
+      setrlimit(RLIMIT_NOFILE, &before);
+      CHECK_EQ(segment != nullptr, free == 2);
+      CHECK_EQ(warnings.size(), rank == 1 && free < 2 ? 1U : 0U);
+      for (const std::string& line : warnings) {
+        CHECK(line.find("rank 1: ") == 0);
+        CHECK(line.find("Too many open files") != std::string::npos);
+      }
+      warnings.clear();
+      if (segment == nullptr) continue;
+      auto* values = static_cast<float*>(segment->data());
+      std::fill_n(values, 25'000, static_cast<float>(rank));
+      Await(*communicator->AllReduce(*segment, 0, FloatLayout(25'000)), *transport);
+      CHECK_EQ(values[24'999], 3.0F);
+    }
+    SetLogSink({});
   });
 }
 

@@ -27,6 +27,13 @@ void WithCommunicator(const std::function<void(comm::Communicator&)>& body) {
   body(*worlds[0]->MakeData({0}, 0));
 }
 
+// Of a communicator of one rank, which waits for nobody.
+SlotPtr Run(Slots& slots, const DomainSpec& spec, int group, comm::Communicator& communicator) {
+  SlotPtr slot;
+  CHECK(slots.OnRun(spec.name, *PlanOf(spec), group, communicator, &slot));
+  return slot;
+}
+
 // Returns when `flag` is set, or fails.
 void Await(const std::atomic<bool>& flag) {
   const Nanos start = Now();
@@ -40,7 +47,8 @@ void Await(const std::atomic<bool>& flag) {
 
 TEST(BatchesQueueForASlot) {
   WithCommunicator([](comm::Communicator& communicator) {
-    Slot slot(communicator.Alloc(4096), 1);
+    const comm::SegmentPtr segment = communicator.Alloc(4096);
+    Slot slot({segment.get(), 128, 3968}, 1);
     int a, b;
     CHECK(slot.StartPack(&a) != nullptr);
     CHECK(slot.StartPack(&b) == nullptr);  // behind a, also when a's packer has left
@@ -62,7 +70,8 @@ TEST(BatchesQueueForASlot) {
 
 TEST(ARunTakesTheSlotOfAnother) {
   WithCommunicator([](comm::Communicator& communicator) {
-    Slot slot(communicator.Alloc(4096), 1);
+    const comm::SegmentPtr segment = communicator.Alloc(4096);
+    Slot slot({segment.get(), 128, 3968}, 1);
     int a, b;
     CHECK(slot.StartPack(&a) != nullptr);
     std::atomic<bool> entered{false};
@@ -88,7 +97,8 @@ TEST(ARunTakesTheSlotOfAnother) {
 
 TEST(ACloseWaitsForPackers) {
   WithCommunicator([](comm::Communicator& communicator) {
-    Slot slot(communicator.Alloc(4096), 1);
+    const comm::SegmentPtr segment = communicator.Alloc(4096);
+    Slot slot({segment.get(), 128, 3968}, 1);
     int a;
     char* const at = slot.StartPack(&a);
     std::atomic<bool> closed{false};
@@ -101,7 +111,7 @@ TEST(ACloseWaitsForPackers) {
       std::this_thread::yield();
     }
     CHECK(!closed);
-    at[4095] = 1;  // still memory
+    CHECK(at == static_cast<char*>(segment->data()) + 128);
     slot.EndPack();
     Await(closed);
     close.join();
@@ -114,21 +124,22 @@ TEST(SlotsComeWithTheSecondRunAndGo) {
     const auto spec = Spec("x", {Float("a", 1000), Float("b", 1 << 20)}, {1, 2});
     const Plan& plan = *PlanOf(*spec);
     CHECK(slots.Find("x", plan).empty());
-    CHECK(slots.OnRun("x", plan, 0, communicator) == nullptr);
-    const SlotPtr slot = slots.OnRun("x", plan, 0, communicator);
+    CHECK(Run(slots, *spec, 0, communicator) == nullptr);
+    const SlotPtr slot = Run(slots, *spec, 0, communicator);
     CHECK(slot != nullptr);
-    CHECK(slots.OnRun("x", plan, 0, communicator) == slot);
-    CHECK(slots.OnRun("x", plan, 1, communicator) == nullptr);  // too large
-    CHECK(slots.OnRun("x", plan, 1, communicator) == nullptr);
-    CHECK_EQ(slots.nbytes(), 4096);
+    CHECK(Run(slots, *spec, 0, communicator) == slot);
+    CHECK(Run(slots, *spec, 1, communicator) == nullptr);  // too large
+    CHECK(Run(slots, *spec, 1, communicator) == nullptr);
+    CHECK_EQ(slots.nbytes(), Arenas::kFirst);
     CHECK(slots.Find("x", *PlanOf(*Spec("x", {Float("c", 1000), Float("d", 1 << 20)},
                                         {1, 2})))[0] == slot);  // the same layout
     const auto other = Spec("x", {Float("a", 2000), Float("b", 1 << 20)}, {1, 2});
     CHECK(slots.Find("x", *PlanOf(*other)).empty());
-    CHECK(slots.OnRun("x", *PlanOf(*other), 0, communicator) == nullptr);
+    CHECK(Run(slots, *other, 0, communicator) == nullptr);
     CHECK_EQ(slots.nbytes(), 0);
-    CHECK(slots.OnRun("x", *PlanOf(*other), 0, communicator) != nullptr);
-    CHECK_EQ(slots.nbytes(), 8192);
+    CHECK(slot->StartPack(&slots) == nullptr);  // closed
+    CHECK(Run(slots, *other, 0, communicator) != nullptr);
+    CHECK_EQ(slots.nbytes(), Arenas::kFirst);
     slots.Close();
     CHECK_EQ(slots.nbytes(), 0);
     CHECK(slots.Find("x", *PlanOf(*other)).empty());
@@ -144,21 +155,21 @@ TEST(SlotsHaveABudget) {
     int with = 0;
     for (int i = 0; i < 5; ++i) {
       const auto spec = big(i);
-      slots.OnRun(spec->name, *PlanOf(*spec), 0, communicator);
-      with += slots.OnRun(spec->name, *PlanOf(*spec), 0, communicator) != nullptr;
+      Run(slots, *spec, 0, communicator);
+      with += Run(slots, *spec, 0, communicator) != nullptr;
     }
     CHECK_EQ(with, 3);
     CHECK(slots.nbytes() <= Slots::kBudget);
     // Those that do not run make room.
     const auto small = Spec("small", {Float("x", 1)});
-    for (int i = 0; i < 1100; ++i) slots.OnRun("small", *PlanOf(*small), 0, communicator);
+    for (int i = 0; i < 1100; ++i) Run(slots, *small, 0, communicator);
     const auto spec = big(4);
-    CHECK(slots.OnRun(spec->name, *PlanOf(*spec), 0, communicator) != nullptr);
+    CHECK(Run(slots, *spec, 0, communicator) != nullptr);
     CHECK(slots.nbytes() < 30 << 20);
     // A hundred thousand names that run once take none.
     for (int i = 0; i < 100000; ++i) {
       const auto once = Spec("once" + std::to_string(i), {Float("x", 1)});
-      CHECK(slots.OnRun(once->name, *PlanOf(*once), 0, communicator) == nullptr);
+      CHECK(Run(slots, *once, 0, communicator) == nullptr);
     }
     CHECK_EQ(slots.nbytes(), 0);
     slots.Close();
@@ -417,6 +428,34 @@ TEST(SmallGroupsTakeLittleMemory) {
     CHECK(engine.metrics().fusion_buffer_nbytes > 0);
     CHECK(engine.metrics().fusion_buffer_nbytes < 1 << 20);
   });
+}
+
+// The last rank has room for four arenas; then all ranks use the same slots still.
+TEST(OneRankWithoutRoom) {
+  OnRanks(
+      3,
+      [](Engine& engine, int r) {
+        std::vector<DomainSpecPtr> specs;
+        for (int i = 0; i < 40; ++i)
+          specs.push_back(Spec("s" + std::to_string(i), {Float("a", 1000 * (1 + i % 5))}));
+        for (int step = 0; step < 6; ++step) {
+          for (const DomainSpecPtr& spec : specs) {
+            std::vector<float> data(spec->entries[0].shape[0], float(r + step));
+            std::vector<Submission> submissions;
+            submissions.push_back(InPlace(data));
+            engine.RunBlocking(spec, std::move(submissions));
+            CHECK_EQ(data.front(), float(3 + 3 * step));
+            CHECK_EQ(data.back(), float(3 + 3 * step));
+          }
+        }
+        CHECK(engine.metrics().packed_early >= 4 * 10);  // those that have a slot
+        CHECK(engine.metrics().packed_early < 4 * 40);
+      },
+      EngineOptions(), true,
+      [](std::unique_ptr<comm::World> world) {
+        const bool last = world->topology().rank == 2;
+        return std::make_unique<testing::ChunkingWorld>(std::move(world), last ? 4 : -1);
+      });
 }
 
 TEST(CountsOfEarlyPacking) {

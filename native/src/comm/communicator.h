@@ -60,6 +60,10 @@ class Communicator {
   // communicator, zeroed or not. Throws kUnsupported with sizes and remedy when there is no room (a
   // full /dev/shm is an error here, never a SIGBUS later).
   virtual SegmentPtr Alloc(int64_t nbytes) = 0;
+  // Alloc as a collective call, after which all ranks can reach the memory of all: when the Work
+  // finishes, `*segment` is set, or null on all ranks because one had no room for its own or for a
+  // mapping of another's; that rank logs why. Nothing else is called before.
+  virtual WorkPtr AllocOnAll(int64_t nbytes, SegmentPtr* segment);
 
   // In place on [offset, offset + layout->nbytes()) of `segment`, which comes from Alloc of this
   // communicator and has the same offset on all ranks (the segments may be different objects at

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "comm/alloc_on_all.h"
 #include "comm/hierarchical_queue.h"
 
 namespace gradred::comm {
@@ -44,6 +45,9 @@ class Hierarchical : public Communicator {
   }
   Transport& transport() override { return flat_->transport(); }
   SegmentPtr Alloc(int64_t nbytes) override { return queue_->parts().intra->Alloc(nbytes); }
+  WorkPtr AllocOnAll(int64_t nbytes, SegmentPtr* segment) override {
+    return AgreeOnSegment(*flat_, queue_->parts().intra->AllocOnAll(nbytes, segment), segment);
+  }
   double average_residual() const override { return residual_; }
 
   WorkPtr AllReduce(Segment& segment, int64_t offset, LayoutPtr layout) override {

@@ -145,10 +145,29 @@ class ReduceRun final : public GroupRun {
             item_.batch ? item_.batch->Take(item_.group) : std::vector<Submission*>(),
             *set_->communicator)) {
     nbytes = group_.layout->nbytes();
+    Start();
+  }
+
+  bool Poll() override {
+    if (!work_ && !Start()) return false;
+    if (!work_->Poll()) return false;
+    ThrowIfError(work_->status());
+    if (segment_) cargo_->Unpack({0, nbytes}, data_);
+    if (slot_) slot_->Leave();  // first: the next batch may start in a callback of this one
+    Finish();
+    return true;
+  }
+
+ private:
+  // False: the memory to run on is yet to come.
+  bool Start() {
     comm::Communicator& communicator = *set_->communicator;
-    slot_ = set_->slots->OnRun(item_.spec->name, *plan_, item_.group, communicator);
+    if (!set_->slots->OnRun(item_.spec->name, *plan_, item_.group, communicator, &slot_))
+      return false;
+    int64_t offset = 0;
     if (slot_) {
-      segment_ = &slot_->segment();
+      segment_ = slot_->range().segment;
+      offset = slot_->range().offset;
       if (slot_->Enter(item_.batch.get()) && item_.batch) {
         Batch::Packed packed = item_.batch->TakePacked(item_.group);
         packed_early_ = std::count(packed.members.begin(), packed.members.end(), true);
@@ -158,23 +177,15 @@ class ReduceRun final : public GroupRun {
       segment_ = &set_->buffer.Reserve(communicator, nbytes);
     }
     if (segment_) {
-      cargo_->Pack({0, nbytes}, segment_->data());
-      work_ = communicator.AllReduce(*segment_, 0, group_.layout);
+      data_ = static_cast<char*>(segment_->data()) + offset;
+      cargo_->Pack({0, nbytes}, data_);
+      work_ = communicator.AllReduce(*segment_, offset, group_.layout);
     } else {
       work_ = communicator.AllReduceCargo(group_.layout, cargo_);
     }
-  }
-
-  bool Poll() override {
-    if (!work_->Poll()) return false;
-    ThrowIfError(work_->status());
-    if (segment_) cargo_->Unpack({0, nbytes}, segment_->data());
-    if (slot_) slot_->Leave();  // first: the next batch may start in a callback of this one
-    Finish();
     return true;
   }
 
- private:
   void Finish() {
     const size_t n = group_.members.size();
     std::vector<Result> results(n);
@@ -210,6 +221,7 @@ class ReduceRun final : public GroupRun {
   const std::shared_ptr<GroupCargo> cargo_;
   SlotPtr slot_;
   comm::Segment* segment_ = nullptr;  // null: the communicator asks the cargo
+  char* data_ = nullptr;              // in the segment
   int64_t packed_early_ = 0;
   comm::WorkPtr work_;
 };

@@ -10,7 +10,6 @@ namespace {
 constexpr int64_t kStaleRuns = 1000;
 // Domains that are remembered: unnamed calls make new ones without end.
 constexpr size_t kMostRecords = 2048;
-constexpr int64_t kPage = 4096;
 
 bool Equal(const comm::LayoutPtr& a, const comm::LayoutPtr& b) {
   if (a == b) return true;
@@ -41,7 +40,7 @@ char* Slot::StartPack(const void* user) {
   if (at->run != runs_) return nullptr;
   packing_ = user;
   ++packers_;
-  return static_cast<char*>(segment_->data());
+  return data();
 }
 
 void Slot::EndPack() {
@@ -77,7 +76,6 @@ void Slot::Leave() {
 void Slot::Close() {
   std::unique_lock<std::mutex> lock(mutex_);
   Take(&lock);
-  segment_.reset();
 }
 
 std::vector<SlotPtr> Slots::Find(const std::string& domain, const Plan& plan) const {
@@ -87,29 +85,67 @@ std::vector<SlotPtr> Slots::Find(const std::string& domain, const Plan& plan) co
   return at->second.slots;
 }
 
-SlotPtr Slots::OnRun(const std::string& domain, const Plan& plan, int group,
-                     comm::Communicator& communicator) {
-  if (plan.groups[group].layout->nbytes() > limit_) return nullptr;
+Slots::Record& Slots::RecordOf(const std::string& domain, const Plan& plan) {
+  Record& record = records_[domain];
+  if (Equal(record.layouts, plan)) return record;
+  Free(&record);
+  record.layouts.clear();
+  for (const GroupPlan& g : plan.groups) record.layouts.push_back(g.layout);
+  record.runs.assign(plan.groups.size(), 0);
+  record.slots.assign(plan.groups.size(), nullptr);
+  return record;
+}
+
+bool Slots::OnRun(const std::string& domain, const Plan& plan, int group,
+                  comm::Communicator& communicator, SlotPtr* slot) {
+  slot->reset();
+  const int64_t nbytes = plan.groups[group].layout->nbytes();
+  if (nbytes > limit_) return true;
   std::lock_guard<std::mutex> lock(mutex_);
+  if (growth_) {
+    if (!FinishGrowth()) return false;
+    Record& record = RecordOf(domain, plan);
+    Place(&record, group, communicator);
+    *slot = record.slots[group];
+    return true;
+  }
   ++runs_;
   if (records_.size() >= 2 * kMostRecords) Forget(kMostRecords);
-  Record& record = records_[domain];
+  Record& record = RecordOf(domain, plan);
   record.last_run = runs_;
-  if (!Equal(record.layouts, plan)) {
-    Free(&record);
-    record.layouts.clear();
-    for (const GroupPlan& g : plan.groups) record.layouts.push_back(g.layout);
-    record.runs.assign(plan.groups.size(), 0);
-    record.slots.assign(plan.groups.size(), nullptr);
+  if (!record.slots[group] && record.runs[group]++ > 0) {
+    bool placed = Place(&record, group, communicator);
+    if (!placed && arenas_.NextNbytes(nbytes) == 0 && runs_ >= look_at_) {
+      look_at_ = runs_ + kStaleRuns / 10;
+      Forget(kStaleRuns);
+      placed = Place(&record, group, communicator);
+    }
+    if (const int64_t more = placed ? 0 : arenas_.NextNbytes(nbytes); more > 0) {
+      growth_ = communicator.AllocOnAll(more, &grown_);
+      if (!FinishGrowth()) return false;
+      Place(&record, group, communicator);
+    }
   }
-  SlotPtr& slot = record.slots[group];
-  if (slot || record.runs[group]++ == 0) return slot;
-  const int64_t nbytes = Nbytes(plan.groups[group].layout);
-  if (nbytes_ + nbytes > kBudget) Forget(kStaleRuns);
-  if (nbytes_ + nbytes > kBudget) return nullptr;
-  slot = std::make_shared<Slot>(communicator.Alloc(nbytes), communicator.size());
-  nbytes_ += nbytes;
-  return slot;
+  *slot = record.slots[group];
+  return true;
+}
+
+bool Slots::Place(Record* record, int group, const comm::Communicator& communicator) {
+  const Arenas::Range range = arenas_.Take(record->layouts[group]->nbytes());
+  if (range.segment) record->slots[group] = std::make_shared<Slot>(range, communicator.size());
+  return range.segment != nullptr;
+}
+
+bool Slots::FinishGrowth() {
+  if (!growth_->Poll()) return false;
+  const Status status = growth_->status();
+  growth_.reset();
+  ThrowIfError(status);
+  if (grown_)
+    arenas_.Add(std::move(grown_));
+  else
+    arenas_.GrowNoMore();
+  return true;
 }
 
 void Slots::Forget(int64_t runs) {
@@ -123,16 +159,12 @@ void Slots::Forget(int64_t runs) {
   }
 }
 
-int64_t Slots::Nbytes(const comm::LayoutPtr& layout) {
-  return (layout->nbytes() + kPage - 1) / kPage * kPage;
-}
-
 void Slots::Free(Record* record) {
-  for (size_t g = 0; g < record->slots.size(); ++g) {
-    if (!record->slots[g]) continue;
-    nbytes_ -= Nbytes(record->layouts[g]);
-    record->slots[g]->Close();
-    record->slots[g].reset();
+  for (SlotPtr& slot : record->slots) {
+    if (!slot) continue;
+    slot->Close();
+    arenas_.Give(slot->range());
+    slot.reset();
   }
 }
 
@@ -144,7 +176,7 @@ void Slots::Close() {
 
 int64_t Slots::nbytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return nbytes_;
+  return arenas_.nbytes();
 }
 
 void SlotTable::Drop(int set_id) {

@@ -14,20 +14,23 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "engine/arenas.h"
 #include "engine/plan.h"
 
 namespace gradred::engine {
 
 // Note [Slots]
-// A group that has run before with the same layout has a slot: a segment in which it is reduced in
-// place. Which groups have one, and when it is made, follows from the order in which groups run,
-// which is the same on all ranks, as Communicator asks of segments. Whether this rank's tensors are
+// A group that has run before with the same layout has a slot: a range of an arena (Note [Arenas])
+// in which it is reduced in place. Which groups have one, where it lies, and when an arena is added
+// follow from the order in which groups run, which is the same on all ranks; only whether a rank
+// gets the memory of an arena does not, so the ranks tell each other (AllocOnAll), and if one has
+// none, the set's arenas grow no more on any rank. Whether this rank's tensors are
 // in the slot when the group runs is this rank's own affair: what is not there is packed by the
 // data loop.
 //
 // Batches queue for a slot with their first tensor. The first in the queue may pack, until it has
 // run or failed: so batch t + 1 packs only after the own unpack of t, and nothing else is needed,
-// since nobody touches a segment after its owner's Work has finished. A batch that is not the first
+// since nobody touches a slot after its owner's Work has finished. A batch that is not the first
 // keeps its tensors.
 //
 // A group may run on a slot that somebody else packs into: a batch opened at the same time by
@@ -36,10 +39,12 @@ namespace gradred::engine {
 // counts for nothing: their batch packs it again when it runs.
 class Slot {
  public:
-  Slot(comm::SegmentPtr segment, int set_size)
-      : set_size_(set_size), segment_(std::move(segment)) {}
+  Slot(const Arenas::Range& range, int set_size) : set_size_(set_size), range_(range) {}
 
   int set_size() const { return set_size_; }
+  // The memory is there until Close.
+  const Arenas::Range& range() const { return range_; }
+  char* data() const { return static_cast<char*>(range_.segment->data()) + range_.offset; }
 
   // Any thread. Where to pack, or null: keep the tensor. Until EndPack the memory stays. `user`: a
   // batch, which calls Quit once it has run or failed, and packs no more then.
@@ -51,8 +56,7 @@ class Slot {
   // is there. `user` may be null.
   bool Enter(const void* user);
   void Leave();
-  comm::Segment& segment() { return *segment_; }
-  // Frees the memory when all packers have left; nobody packs any more.
+  // Returns when all packers have left; nobody packs any more.
   void Close();
 
  private:
@@ -63,7 +67,7 @@ class Slot {
   void Take(std::unique_lock<std::mutex>* lock);
 
   const int set_size_;
-  comm::SegmentPtr segment_;
+  const Arenas::Range range_;
   std::mutex mutex_;
   std::condition_variable left_;
   std::deque<User> users_;
@@ -77,7 +81,7 @@ using SlotPtr = std::shared_ptr<Slot>;
 // The slots of one process set.
 class Slots {
  public:
-  static constexpr int64_t kBudget = 64 << 20;  // bytes; groups beyond it have no slot
+  static constexpr int64_t kBudget = 64 << 20;  // bytes of arenas; groups beyond it have no slot
 
   // limit: bytes of the largest group that gets a slot; 0: none does.
   explicit Slots(int64_t limit) : limit_(limit) {}
@@ -85,12 +89,13 @@ class Slots {
   // Any thread: the slots of the plan's groups, null where there is none. Empty: no group has one.
   std::vector<SlotPtr> Find(const std::string& domain, const Plan& plan) const;
 
-  // The thread of the communicator, for each group that runs: the group's slot, or null.
-  SlotPtr OnRun(const std::string& domain, const Plan& plan, int group,
-                comm::Communicator& communicator);
+  // The thread of the communicator, for each group that is to run, until it returns true: `*slot`
+  // is the group's then, or null. False: the ranks add an arena; call again with the same group.
+  bool OnRun(const std::string& domain, const Plan& plan, int group,
+             comm::Communicator& communicator, SlotPtr* slot);
   // Frees the memory, of all slots, while the communicator is still there.
   void Close();
-  int64_t nbytes() const;
+  int64_t nbytes() const;  // of all arenas
 
  private:
   struct Record {
@@ -99,7 +104,11 @@ class Slots {
     std::vector<SlotPtr> slots;
     int64_t last_run = 0;
   };
-  static int64_t Nbytes(const comm::LayoutPtr& layout);  // of a slot
+  Record& RecordOf(const std::string& domain, const Plan& plan);
+  // Gives the group a slot if an arena has room.
+  bool Place(Record* record, int group, const comm::Communicator& communicator);
+  // True when no arena is being added.
+  bool FinishGrowth();
   // Forgets the records that have not run for `runs` runs.
   void Forget(int64_t runs);
   void Free(Record* record);
@@ -108,7 +117,10 @@ class Slots {
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Record> records_;  // by domain
   int64_t runs_ = 0;
-  int64_t nbytes_ = 0;  // asked for
+  Arenas arenas_{kBudget};
+  comm::WorkPtr growth_;  // adds `grown_` to the arenas; null: nothing does
+  comm::SegmentPtr grown_;
+  int64_t look_at_ = 0;  // runs before which nothing is forgotten to make room
 };
 using SlotsPtr = std::shared_ptr<Slots>;
 

@@ -5,12 +5,55 @@
 #include <string>
 #include <utility>
 
+#include "base/graveyard.h"
 #include "comm/algorithm_communicator.h"
+#include "comm/alloc_on_all.h"
 #include "comm/shm/job.h"
 #include "comm/shm/segment.h"
 
 namespace gradred::comm::shm {
 namespace {
+
+// Attaches the segments of all ranks; fails with kUnsupported where that cannot be.
+class AttachWork final : public Work {
+ public:
+  AttachWork(std::shared_ptr<Queue> queue, Communicator& plain, Segment* segment)
+      : queue_(std::move(queue)), mail_(new Mail) {
+    const auto size = static_cast<size_t>(plain.size());
+    if (segment != nullptr) mail_->mine = static_cast<SharedSegment&>(*segment).key();
+    mail_->all.resize(size);
+    work_ = plain.AllGatherV(&mail_->mine, mail_->all.data(),
+                             std::vector<int64_t>(size, sizeof(MemoryKey)));
+  }
+  ~AttachWork() override {
+    if (work_ != nullptr) Bury(mail_);  // unfinished: see Work
+  }
+
+ private:
+  struct Mail {
+    MemoryKey mine;  // of no bytes: there is none
+    std::vector<MemoryKey> all;
+  };
+
+  bool Advance() override {
+    if (!work_->Poll()) return false;
+    ThrowIfError(work_->status());
+    work_.reset();
+    try {
+      for (int r = 0; r < queue_->common.size(); ++r) {
+        const MemoryKey& key = mail_->all[static_cast<size_t>(r)];
+        if (r != queue_->common.rank && key.nbytes > 0) queue_->common.attachments.Find(r, key);
+      }
+    } catch (const Error& error) {
+      throw Error(Kind::kUnsupported, error.what());
+    }
+    return true;
+  }
+
+  const std::shared_ptr<Queue> queue_;
+  std::unique_ptr<Mail> mail_;
+  WorkPtr work_;
+};
 
 class ShmCommunicator final : public Communicator {
  public:
@@ -28,6 +71,11 @@ class ShmCommunicator final : public Communicator {
     const std::string purpose = "the fusion buffer of rank " + std::to_string(transport().rank());
     return std::make_unique<SharedSegment>(Memory::Create(
         nbytes, common().options.nonce, common().options.naming, size() - 1, purpose));
+  }
+  WorkPtr AllocOnAll(int64_t nbytes, SegmentPtr* segment) override {
+    *segment = AllocOrLog(*this, nbytes);
+    auto attach = std::make_unique<AttachWork>(queue_, *plain_, segment->get());
+    return AgreeOnSegment(*plain_, std::move(attach), segment);
   }
 
   WorkPtr AllReduce(Segment& segment, int64_t offset, LayoutPtr layout) override {
