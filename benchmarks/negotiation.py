@@ -40,10 +40,11 @@ def agree(count: int, attempt: int, groups: int, iterations: int) -> dict[str, A
     entries = [{**entry, "label": f"layer_{i}/kernel.{attempt}"} for i in range(count)]
     inputs = [np.ones((), np.float32) for _ in range(count)]
     ends = [count * (k + 1) // groups for k in range(groups)]
+    spec = core.Spec(domain, 0, entries, ends)
 
     def run() -> None:
         nonlocal results
-        results = core.run(domain, 0, entries, ends, inputs)
+        results = core.run(spec, inputs)
 
     def counters() -> dict[str, float]:
         metrics = core.metrics()
