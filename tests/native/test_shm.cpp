@@ -205,7 +205,7 @@ TEST(MemoryThatOneRankCannotHaveIsNobodys) {
         setrlimit(RLIMIT_NOFILE, &limit);
       }
       SegmentPtr segment;
-      const WorkPtr work = communicator->AllocOnAll(100'000, &segment);
+      const WorkPtr work = communicator->AllocOnAll(200'000, &segment);
       Await(*work, *transport);
       setrlimit(RLIMIT_NOFILE, &before);
       CHECK_EQ(segment != nullptr, free == 2);

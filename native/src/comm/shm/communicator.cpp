@@ -39,6 +39,7 @@ class AttachWork final : public Work {
     if (!work_->Poll()) return false;
     ThrowIfError(work_->status());
     work_.reset();
+    if (mail_->mine.nbytes == 0) return true;  // there will be nothing to reach
     try {
       for (int r = 0; r < queue_->common.size(); ++r) {
         const MemoryKey& key = mail_->all[static_cast<size_t>(r)];
