@@ -98,22 +98,6 @@ def test_process_sets_that_differ(job) -> None:
     assert (gr.allreduce(np.ones(3), gr.Sum, name="after") == job.size).all()
 
 
-def test_calls_in_different_process_sets(job) -> None:
-    """One rank names a set, the others none: all get the same error, after five seconds."""
-    pair = gr.add_process_set([0, 1])
-    for name in ("elsewhere", None) if job.size == 2 else ("elsewhere",):
-        mine = pair if job.rank == 1 else gr.global_process_set
-        text = mismatch(job, lambda: gr.allreduce(np.ones(3), name=name, process_set=mine))  # noqa: B023
-        everyone = f"rank 0-{job.size - 1}"
-        assert f"rank 0: process set 0 ({everyone})" in text
-        assert f"rank 1: process set {pair.process_set_id} (rank 0-1)" in text
-        total = gr.allreduce(np.ones(3), gr.Sum, name=name)
-        assert (total == job.size).all()
-        if job.rank in pair.ranks:
-            total = gr.allreduce(np.ones(3), gr.Sum, name=name, process_set=pair)
-            assert (total == 2).all()
-
-
 @pytest.mark.ranks(3, 4)
 def test_in_a_process_set(job) -> None:
     """Its members alone hear of it; the text has their ranks in the world and the set's number."""

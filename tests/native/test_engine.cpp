@@ -306,6 +306,34 @@ TEST(AStallNamesTheUsesOfOneLabel) {
       options, false);
 }
 
+TEST(AStallNamesTheOtherSet) {
+  EngineOptions options;
+  options.stall_warn = kSecond / 2;
+  options.stall_fail = kSecond;
+  OnRanks(
+      2,
+      [](Engine& engine, int r) {
+        const int pair = engine.AddProcessSet({0, 1});
+        DomainSpec spec = *Spec("x", {Float("x", 1)});
+        spec.process_set = r == 0 ? 0 : pair;
+        std::vector<float> data{1};
+        std::vector<Submission> submissions(1);
+        submissions[0] = InPlace(data);
+        try {
+          engine.RunBlocking(std::make_shared<DomainSpec>(spec), std::move(submissions));
+          throw testing::Failure("no error");
+        } catch (const Error& e) {  // the first to notice is either
+          const std::string text = e.what();
+          const std::string set = "process set " + std::to_string(pair) + " of ranks 0, 1";
+          const bool first = text.find("rank 0 has waited") != std::string::npos;
+          CHECK(text.find(first ? "process set 0)" : set + ")") != std::string::npos);
+          CHECK(text.find("(which waits for 'x' in " + (first ? set : "process set 0") + " for ") !=
+                std::string::npos);
+        }
+      },
+      options, false);
+}
+
 TEST(StallFailsWhenAsked) {
   EngineOptions options;
   options.stall_warn = kSecond / 2;

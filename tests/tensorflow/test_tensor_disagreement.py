@@ -203,21 +203,3 @@ def test_one_name_for_operations_in_turn(mode: str, rank: int, size: int) -> Non
         expected = (total, total[mine], np.concatenate(everyone), everyone[1])
         for result, value in zip(results, expected, strict=True):
             np.testing.assert_array_equal(result, value)
-
-
-@BOTH
-def test_calls_in_different_process_sets(job, mode: str) -> None:
-    pair = hvd.add_process_set([0, 1])
-    mine = pair if job.rank == 1 else hvd.global_process_set
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        return hvd.allreduce(x, op=hvd.Sum, name=f"elsewhere {mode}", process_set=mine)
-
-    run = step if mode == "eager" else tf.function(step, autograph=False)
-    text = mismatch(lambda: run(tf.ones([3])), mode)
-    assert len(set(job.exchange(text))) == 1
-    assert f"'elsewhere {mode}'" in text and "rank 0: process set 0" in text
-    assert f"rank 1: process set {pair.process_set_id} (rank 0-1)" in text
-    mine = hvd.global_process_set
-    run = step if mode == "eager" else tf.function(step, autograph=False)
-    assert run(tf.ones([3])).numpy().tolist() == [job.size] * 3

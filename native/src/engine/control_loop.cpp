@@ -37,11 +37,7 @@ ControlLoop::ControlLoop(comm::World& world, const EngineOptions& options, DataL
       data_(data),
       metrics_(std::move(metrics)),
       side_(world.side()),
-      stalls_(world.topology().rank, options.stall_warn, options.stall_fail, &side_),
-      elsewhere_(world.topology().rank, &side_, [this](const DomainSpecPtr& spec) {
-        return std::make_shared<Batch>(spec, PlanOf(*spec), std::vector<SlotPtr>{}, completions_,
-                                       metrics_);
-      }) {
+      stalls_(world.topology().rank, options.stall_warn, options.stall_fail, &side_) {
   std::vector<int> all(world.topology().size);
   for (int r = 0; r < world.topology().size; ++r) all[r] = r;
   data_->AddSet(0, 0, all);
@@ -243,9 +239,7 @@ void ControlLoop::Watch(Nanos now) {
   UseSide([this, now] {
     side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice); },
                 [this, now](const WhoLacks& question) { stalls_.OnQuestion(question, sets_, now); },
-                [this](const ILack& answer) { stalls_.OnAnswer(answer); },
-                [this](const WhoElsewhere& question) { elsewhere_.OnQuestion(question, sets_); },
-                [this](const Elsewhere& answer) { elsewhere_.OnAnswer(answer, sets_); }});
+                [this](const ILack& answer) { stalls_.OnAnswer(answer); }});
   });
   PagePool::The().Trim(now);
   LookForLost();
@@ -254,8 +248,6 @@ void ControlLoop::Watch(Nanos now) {
     OnFault(side_failure_);
   else if (const std::optional<Status> stalled = stalls_.Check(sets_, now))
     OnFault(*stalled);
-  else
-    elsewhere_.Check(sets_, now);
 }
 
 bool ControlLoop::AllShutDown() const {
@@ -333,7 +325,7 @@ void ControlLoop::EndWith(const Status& cause) {
   for (const Nanos until = Now() + kFlushNotices; Now() < until;) {
     UseSide([this] {
       side_.Poll({[this](const AbortNotice& notice) { OnNotice(notice); }, [](const WhoLacks&) {},
-                  [](const ILack&) {}, [](const WhoElsewhere&) {}, [](const Elsewhere&) {}});
+                  [](const ILack&) {}});
     });
     LookForLost();
     world_.side().bell().Sleep(world_.side().bell().Ticket(), 5 * kMillisecond);

@@ -13,7 +13,6 @@
 
 #include "comm/world.h"
 #include "engine/data_loop.h"
-#include "engine/elsewhere_watch.h"
 #include "engine/engine.h"
 #include "engine/loop.h"
 #include "engine/set_control.h"
@@ -81,7 +80,6 @@ class ControlLoop final : public Loop {
   const std::shared_ptr<MetricsStore> metrics_;
   SideChannel side_;
   StallWatch stalls_;
-  ElsewhereWatch elsewhere_;
   std::vector<std::unique_ptr<SetControl>> sets_;
   core::NegotiatorCounters dropped_;  // of sets that are gone
   Nanos next_watch_ = 0;

@@ -147,19 +147,6 @@ bool SetControl::Lacks(const Digest& domain, int group) const {
   return negotiator_.Lacks(named == queues_.end() ? "" : named->first, group);
 }
 
-BatchPtr SetControl::WholeBatch(const std::string& domain, Nanos* since) const {
-  const auto at = queues_.find(domain);
-  if (at == queues_.end() || !at->second.begun || at->second.batches.front().abandoned)
-    return nullptr;
-  Nanos last = 0;
-  for (const Nanos ready : at->second.ready_since) {
-    if (ready <= 0) return nullptr;
-    last = std::max(last, ready);
-  }
-  if (since) *since = last;
-  return at->second.batches.front().batch;
-}
-
 void SetControl::EndFirst(const std::string& domain) {
   const auto at = queues_.find(domain);
   Queue& queue = at->second;

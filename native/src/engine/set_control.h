@@ -69,10 +69,6 @@ class SetControl {
     if (shutdown_since_ > 0 && !shut_down_) f(shutdown_since_);
   }
   bool Lacks(const Digest& domain, int group) const;
-  // The started batch of the domain, if it is complete here and not given up; else null. `since`:
-  // when it became so.
-  BatchPtr WholeBatch(const std::string& domain, Nanos* since = nullptr) const;
-  bool Has(const std::string& domain) const { return queues_.count(domain) != 0; }
   const core::NegotiatorCounters& counters() const { return negotiator_.counters(); }
   const std::vector<int>& members() const { return members_; }
   int id() const { return id_; }

@@ -10,7 +10,7 @@
 namespace gradred::engine {
 namespace {
 
-enum class What : uint8_t { kAbort, kQuestion, kAnswer, kWhoElsewhere, kElsewhere };
+enum class What : uint8_t { kAbort, kQuestion, kAnswer };
 constexpr size_t kLongestName = 2000;
 constexpr size_t kMostLost = 256;  // ranks of a machine; a datagram holds them and a text
 
@@ -77,27 +77,6 @@ void SideChannel::Answer(int asker, const ILack& answer) {
   transport_.Post(asker, out.Take());
 }
 
-void SideChannel::AskElsewhere(const WhoElsewhere& question) {
-  Writer out;
-  out.Put(What::kWhoElsewhere);
-  out.Put<int32_t>(question.asker);
-  out.Put<int32_t>(question.set_id);
-  out.PutString(Shortened(question.domain, kLongestName));
-  Spread(out.Take(), question.asker, {});
-}
-
-void SideChannel::TellElsewhere(int rank, const Elsewhere& answer) {
-  Writer out;
-  out.Put(What::kElsewhere);
-  out.Put<int32_t>(answer.rank);
-  out.Put<int32_t>(answer.set_id);
-  out.Put<int32_t>(answer.other_set);
-  out.PutString(Shortened(answer.domain, 500));
-  out.PutString(Shortened(answer.other_domain, 500));
-  out.PutString(Shortened(answer.text, 1000));
-  transport_.Post(rank, out.Take());
-}
-
 bool SideChannel::Poll(const Handlers& handlers) {
   bool any = false;
   transport_.Progress();
@@ -124,22 +103,6 @@ bool SideChannel::Poll(const Handlers& handlers) {
       question.group = in.Get<int32_t>();
       question.domain = GetDigest(&in);
       handlers.question(question);
-    } else if (what == What::kWhoElsewhere) {
-      Spread(message.bytes, root, {});
-      WhoElsewhere question;
-      question.asker = root;
-      question.set_id = in.Get<int32_t>();
-      question.domain = in.GetString();
-      handlers.who_elsewhere(question);
-    } else if (what == What::kElsewhere) {
-      Elsewhere answer;
-      answer.rank = root;
-      answer.set_id = in.Get<int32_t>();
-      answer.other_set = in.Get<int32_t>();
-      answer.domain = in.GetString();
-      answer.other_domain = in.GetString();
-      answer.text = in.GetString();
-      handlers.elsewhere(answer);
     } else {
       ILack answer;
       answer.rank = root;

@@ -33,20 +33,6 @@ struct ILack {
   std::string oldest;  // what that rank waits for itself, with its age; empty: nothing
 };
 
-// "Who brings this domain, but in another process set?"
-struct WhoElsewhere {
-  int asker = 0, set_id = 0;
-  std::string domain;
-};
-
-// The answer; and, where it is certain that both wait in vain, what the answerer is told: `text` is
-// the error of both.
-struct Elsewhere {
-  int rank = 0, set_id = 0, other_set = 0;
-  std::string domain, other_domain;  // the names in the two sets
-  std::string text;
-};
-
 // Its functions throw what the transport throws.
 class SideChannel {
  public:
@@ -56,15 +42,11 @@ class SideChannel {
   void Announce(const AbortNotice& notice);
   void Ask(const WhoLacks& question);
   void Answer(int asker, const ILack& answer);
-  void AskElsewhere(const WhoElsewhere& question);
-  void TellElsewhere(int rank, const Elsewhere& answer);
 
   struct Handlers {
     std::function<void(const AbortNotice&)> abort;
     std::function<void(const WhoLacks&)> question;
     std::function<void(const ILack&)> answer;
-    std::function<void(const WhoElsewhere&)> who_elsewhere;
-    std::function<void(const Elsewhere&)> elsewhere;
   };
   // Takes what has arrived and forwards it down the tree. True if something came.
   bool Poll(const Handlers& handlers);

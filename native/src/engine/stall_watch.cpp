@@ -24,6 +24,11 @@ std::string ForSeconds(Nanos t) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
 }
 
+std::string Place(const SetControl& set) {
+  return "process set " + std::to_string(set.id()) +
+         (set.id() == 0 ? "" : " of " + RanksText(set.members()));
+}
+
 }  // namespace
 
 std::string StallWatch::Describe(const SetControl& set, const SetControl::Waiting& waiting,
@@ -35,8 +40,7 @@ std::string StallWatch::Describe(const SetControl& set, const SetControl::Waitin
     text += ": ";
   else
     text += " (group " + std::to_string(waiting.group) + " of '" +
-            Shortened(waiting.domain, kLongestName) + "', process set " + std::to_string(set.id()) +
-            "): ";
+            Shortened(waiting.domain, kLongestName) + "', " + Place(set) + "): ";
   if (stall.lacking.empty())
     return text + (ends ? "no rank answered that it has not called it"
                         : "no rank answered that it lacks them");
@@ -128,8 +132,10 @@ void StallWatch::OnQuestion(const WhoLacks& question,
         // With the domain, for which both may wait under one label.
         const bool named = waiting.group < 0 || waiting.tensors == "'" + waiting.domain + "'";
         const std::string of = named ? "" : " of '" + Shortened(waiting.domain, kLongestName) + "'";
+        // Or in another set, where it waits for those that ask.
+        const std::string in = other == set ? "" : " in " + Place(*other);
         if (oldest.empty())
-          oldest = waiting.tensors + of + " for " + ForSeconds(now - waiting.since);
+          oldest = waiting.tensors + of + in + " for " + ForSeconds(now - waiting.since);
         break;
       }
     side_->Answer(question.asker,
