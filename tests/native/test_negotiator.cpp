@@ -340,7 +340,7 @@ TEST(WordsAndBlobsThatCannotBe) {
   broken.Step(RoundDone{words}, 0, &actions);
   const std::string blob = std::get<StartUnion>(actions.at(0)).blob;
   CHECK_ERROR(broken.Step(UnionDone{blob.substr(0, blob.size() - 1)}, 0, &actions),
-              Kind::kTransportError, "truncated");
+              Kind::kTransportError, "cut short");
 }
 
 }  // namespace

@@ -116,8 +116,6 @@ TEST(ATreeGoesRoundTheLost) {
                                   CHECK_EQ(got.origin, root);
                                 },
                                 {},
-                                {},
-                                {},
                                 {}});
         }
       }

@@ -85,9 +85,12 @@ std::vector<SlotPtr> Slots::Find(const std::string& domain, const Plan& plan) co
   return at->second.slots;
 }
 
-Slots::Record& Slots::RecordOf(const std::string& domain, const Plan& plan) {
+Slots::Record& Slots::RecordOf(const std::string& domain, const Plan& plan, int group) {
   Record& record = records_[domain];
-  if (Equal(record.layouts, plan)) return record;
+  // Not all groups: each that runs would look at each.
+  if (record.layouts.size() == plan.groups.size() &&
+      Equal(record.layouts[group], plan.groups[group].layout))
+    return record;
   Free(&record);
   record.layouts.clear();
   for (const GroupPlan& g : plan.groups) record.layouts.push_back(g.layout);
@@ -104,14 +107,14 @@ bool Slots::OnRun(const std::string& domain, const Plan& plan, int group,
   std::lock_guard<std::mutex> lock(mutex_);
   if (growth_) {
     if (!FinishGrowth()) return false;
-    Record& record = RecordOf(domain, plan);
+    Record& record = RecordOf(domain, plan, group);
     Place(&record, group, communicator);
     *slot = record.slots[group];
     return true;
   }
   ++runs_;
   if (records_.size() >= 2 * kMostRecords) Forget(kMostRecords);
-  Record& record = RecordOf(domain, plan);
+  Record& record = RecordOf(domain, plan, group);
   record.last_run = runs_;
   if (!record.slots[group] && record.runs[group]++ > 0) {
     bool placed = Place(&record, group, communicator);

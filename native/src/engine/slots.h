@@ -104,7 +104,7 @@ class Slots {
     std::vector<SlotPtr> slots;
     int64_t last_run = 0;
   };
-  Record& RecordOf(const std::string& domain, const Plan& plan);
+  Record& RecordOf(const std::string& domain, const Plan& plan, int group);
   // Gives the group a slot if an arena has room.
   bool Place(Record* record, int group, const comm::Communicator& communicator);
   // True when no arena is being added.
