@@ -264,8 +264,8 @@ struct Spec {
 std::unique_ptr<Handle> Start(const Spec& spec, std::vector<py::object> inputs,
                               std::vector<py::object> outputs, Splits splits) {
   FreeOrphans();
-  auto handle = std::make_unique<Handle>(spec.spec, std::move(inputs), std::move(splits),
-                                         std::move(outputs));
+  auto handle =
+      std::make_unique<Handle>(spec.spec, std::move(inputs), std::move(splits), std::move(outputs));
   handle->Launch(engine::Then::kStep);
   return handle;
 }
