@@ -1,6 +1,7 @@
 """What keeps figures from their targets, and what was tried: kept beside them in result files.
 
-The note of a target has what its own run counted and measured.
+Found on MACHINE, and kept in results from there alone. The note of a target has what its own run
+counted and measured, on any machine.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["LIMITS", "Limit", "find"]
+__all__ = ["LIMITS", "MACHINE", "Limit", "find"]
+
+MACHINE = {"cpu": "AMD EPYC", "cores": 2}
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Limit:
     benchmark: str
     pattern: str
     by: str
-    tried: str = ""  # without gain
+    tried: str = ""  # without enough gain to stay
 
 
 def find(benchmark: str, what: str) -> Limit | None:
@@ -49,6 +52,13 @@ LIMITS = (
         "A call that was made before takes about 1 us in Python and 4 in the engine, where "
         "batch, round and group are objects of their own; where ranks share a core each of them "
         "is also a switch of threads.",
+    ),
+    Limit(
+        "allreduce",
+        r".* 16 B, \d ranks: graph over tuned",
+        "As of 16 bytes in a tf.function. Horovod's operation is one asynchronous kernel, whose "
+        "thread polls every 0.1 ms; a call here is two kernels, of which the first is there to "
+        "tell the others of failed steps.",
     ),
     Limit(
         "allreduce",
@@ -89,6 +99,12 @@ LIMITS = (
         "one wait for all gradients in place of one each",
     ),
     Limit(
+        "overlap",
+        r"auto over brute force, sleeping",
+        "What is tried are cuts of a model of costs and plain ones of 1 and 4 MiB, not all; a "
+        "trial is 8 steps, whose times scatter by some percent.",
+    ),
+    Limit(
         "hierarchical",
         r"2x2: hierarchical over flat",
         "Both are bound by the two cores, with a quarter of their time in TCP's copies.",
@@ -96,7 +112,8 @@ LIMITS = (
     Limit(
         "timeline",
         r".*: on over off",
-        "Four events a tensor, about 25 ns each with their memory, and the writer's thread on a "
+        "Two events a tensor, about 25 ns each with their memory, and the writer's thread on a "
         "core that computes.",
+        "leaving out callbacks of less than 1 us, a third of the events",
     ),
 )

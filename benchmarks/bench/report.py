@@ -105,7 +105,7 @@ class Report:
         """Of a target that was not reached also what limits it and what was tried."""
         kept = {**vars(target), "reached": target.reached}
         limit = None if target.reached else limits.find(self.name, target.what)
-        if limit is not None:
+        if limit is not None and limits.MACHINE.items() <= machine().items():
             kept |= {"limited_by": limit.by, "tried": limit.tried}
         return kept
 

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from bench import chart
+from bench import chart, limits
 from bench.job import Job, JobError, Jobs, alternate
 from bench.measure import percentile, summarize
 from bench.report import Report, Target, nbytes_text, table, time_text
@@ -79,6 +79,25 @@ def states(job: Job) -> set[str]:
 
 
 @pytest.mark.launch
+def test_limits_are_kept_with_what_was_not_reached(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "MACHINE", {})
+    report = Report("timeline", {})
+    report.targets = [Target("steps: on over off", value, 1.01) for value in (1.0, 1.02)]
+    report.write(tmp_path / "r.json")
+    reached, missed = json.loads((tmp_path / "r.json").read_text())["targets"]
+    assert "limited_by" not in reached
+    limit = limits.find("timeline", "steps: on over off")
+    assert limit is not None
+    assert (missed["limited_by"], missed["tried"]) == (limit.by, limit.tried)
+
+
+def test_results_say_what_limits_each_figure_that_is_not_reached() -> None:
+    for path in sorted(Path(limits.__file__).parents[1].glob("results/*.json")):
+        content = json.loads(path.read_text())
+        for target in content["targets"]:
+            assert target["reached"] or target.get("limited_by"), f"{path.name}: {target['what']}"
+
+
 def test_ranks_take_turns_and_say_what_fails() -> None:
     with Jobs() as jobs:
         for name in ("a", "b"):
