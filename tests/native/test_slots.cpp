@@ -133,6 +133,9 @@ TEST(SlotsComeWithTheSecondRunAndGo) {
     CHECK_EQ(slots.nbytes(), Arenas::kFirst);
     CHECK(slots.Find("x", *PlanOf(*Spec("x", {Float("c", 1000), Float("d", 1 << 20)},
                                         {1, 2})))[0] == slot);  // the same layout
+    const auto grown = Spec("x", {Float("a", 1000), Float("b", 2 << 20)}, {1, 2});
+    CHECK(Run(slots, *grown, 1, communicator) == nullptr);
+    CHECK(slots.Find("x", *PlanOf(*grown))[0] == slot);  // another group has none, and is another
     const auto other = Spec("x", {Float("a", 2000), Float("b", 1 << 20)}, {1, 2});
     CHECK(slots.Find("x", *PlanOf(*other)).empty());
     CHECK(Run(slots, *other, 0, communicator) == nullptr);

@@ -225,6 +225,8 @@ Status Channel::CauseOfEnd(const News& news) const {
   for (const auto& [rank, leaving] : news.left) {
     if (place_ >= 0 && leaving.finished <= place_) return leaving.cause;
     for (const Message& message : messages_) {
+      // What is here already may be unfinished for who sent it.
+      if (message.work && message.work->Poll() && message.work->status().ok()) continue;
       if (members_[message.peer] == rank &&
           message.number > (message.sent ? leaving.received : leaving.sent))
         return leaving.cause;

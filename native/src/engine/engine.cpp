@@ -265,7 +265,9 @@ class Engine::Impl final : public BatchRunner {
       // Its last set is gone on rank 0, and here as soon as the thread that removes it goes on.
       while (lanes_.count(lane) > 0) {
         lane_freed_.wait_for(lock, std::chrono::nanoseconds(kLongestSleep));
+        lock.unlock();  // who shuts down may wait for those that look at the sets
         ThrowIfEnded("it added a process set");
+        lock.lock();
       }
       lanes_.insert(lane);
     }
@@ -401,14 +403,17 @@ class Engine::Impl final : public BatchRunner {
     entry.shape.push_back(change);
     entry.shape.push_back(0);  // no elements, whatever the numbers are
     spec->entries.push_back(entry);
-    entry.label += ", what rank 0 says";
-    entry.shape = {sizeof made};
-    spec->entries.push_back(std::move(entry));
     static char nothing;
-    std::vector<Submission> submissions(2);
+    std::vector<Submission> submissions(1);
     submissions[0].input = submissions[0].output = &nothing;
     auto said = std::make_unique<NewSet>(made);
-    submissions[1].input = submissions[1].output = said.get();
+    if (change == kAdd) {  // one group more, which may run in another round
+      entry.label += ", what rank 0 says";
+      entry.shape = {sizeof made};
+      spec->entries.push_back(std::move(entry));
+      submissions.emplace_back();
+      submissions[1].input = submissions[1].output = said.get();
+    }
     try {
       engine->RunBlocking(spec, std::move(submissions));
     } catch (...) {

@@ -21,12 +21,6 @@ bool Equal(const comm::LayoutPtr& a, const comm::LayoutPtr& b) {
                     });
 }
 
-bool Equal(const std::vector<comm::LayoutPtr>& layouts, const Plan& plan) {
-  return std::equal(
-      layouts.begin(), layouts.end(), plan.groups.begin(), plan.groups.end(),
-      [](const comm::LayoutPtr& a, const GroupPlan& group) { return Equal(a, group.layout); });
-}
-
 }  // namespace
 
 char* Slot::StartPack(const void* user) {
@@ -81,8 +75,12 @@ void Slot::Close() {
 std::vector<SlotPtr> Slots::Find(const std::string& domain, const Plan& plan) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto at = records_.find(domain);
-  if (at == records_.end() || !Equal(at->second.layouts, plan)) return {};
-  return at->second.slots;
+  if (at == records_.end()) return {};
+  const Record& record = at->second;
+  if (record.slots.size() != plan.groups.size()) return {};
+  for (size_t g = 0; g < record.slots.size(); ++g)
+    if (record.slots[g] && !Equal(record.layouts[g], plan.groups[g].layout)) return {};
+  return record.slots;
 }
 
 Slots::Record& Slots::RecordOf(const std::string& domain, const Plan& plan, int group) {
@@ -104,33 +102,38 @@ bool Slots::OnRun(const std::string& domain, const Plan& plan, int group,
   slot->reset();
   const int64_t nbytes = plan.groups[group].layout->nbytes();
   if (nbytes > limit_) return true;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (growth_) {
-    if (!FinishGrowth()) return false;
-    Record& record = RecordOf(domain, plan, group);
-    Place(&record, group, communicator);
-    *slot = record.slots[group];
-    return true;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!growth_) {
+    const int64_t more = Lacks(domain, plan, group, communicator);
+    if (more > 0) {
+      lock.unlock();  // others look up slots meanwhile: new memory takes milliseconds
+      growth_ = communicator.AllocOnAll(more, &grown_);
+      lock.lock();
+    }
   }
+  if (growth_) {
+    if (!FinishGrowth(&lock)) return false;
+    Place(&RecordOf(domain, plan, group), group, communicator);
+  }
+  *slot = RecordOf(domain, plan, group).slots[group];
+  return true;
+}
+
+int64_t Slots::Lacks(const std::string& domain, const Plan& plan, int group,
+                     const comm::Communicator& communicator) {
+  const int64_t nbytes = plan.groups[group].layout->nbytes();
   ++runs_;
   if (records_.size() >= 2 * kMostRecords) Forget(kMostRecords);
   Record& record = RecordOf(domain, plan, group);
   record.last_run = runs_;
-  if (!record.slots[group] && record.runs[group]++ > 0) {
-    bool placed = Place(&record, group, communicator);
-    if (!placed && arenas_.NextNbytes(nbytes) == 0 && runs_ >= look_at_) {
-      look_at_ = runs_ + kStaleRuns / 10;
-      Forget(kStaleRuns);
-      placed = Place(&record, group, communicator);
-    }
-    if (const int64_t more = placed ? 0 : arenas_.NextNbytes(nbytes); more > 0) {
-      growth_ = communicator.AllocOnAll(more, &grown_);
-      if (!FinishGrowth()) return false;
-      Place(&record, group, communicator);
-    }
+  if (record.slots[group] || record.runs[group]++ == 0) return 0;
+  bool placed = Place(&record, group, communicator);
+  if (!placed && arenas_.NextNbytes(nbytes) == 0 && runs_ >= look_at_) {
+    look_at_ = runs_ + kStaleRuns / 10;
+    Forget(kStaleRuns);
+    placed = Place(&record, group, communicator);
   }
-  *slot = record.slots[group];
-  return true;
+  return placed ? 0 : arenas_.NextNbytes(nbytes);
 }
 
 bool Slots::Place(Record* record, int group, const comm::Communicator& communicator) {
@@ -139,8 +142,11 @@ bool Slots::Place(Record* record, int group, const comm::Communicator& communica
   return range.segment != nullptr;
 }
 
-bool Slots::FinishGrowth() {
-  if (!growth_->Poll()) return false;
+bool Slots::FinishGrowth(std::unique_lock<std::mutex>* lock) {
+  lock->unlock();
+  const bool done = growth_->Poll();
+  lock->lock();
+  if (!done) return false;
   const Status status = growth_->status();
   growth_.reset();
   ThrowIfError(status);

@@ -107,8 +107,12 @@ class Slots {
   Record& RecordOf(const std::string& domain, const Plan& plan, int group);
   // Gives the group a slot if an arena has room.
   bool Place(Record* record, int group, const comm::Communicator& communicator);
-  // True when no arena is being added.
-  bool FinishGrowth();
+  // Counts a run of the group, and gives it a slot if it is to have one and there is room. Bytes of
+  // the arena that is to be added for it; 0: none.
+  int64_t Lacks(const std::string& domain, const Plan& plan, int group,
+                const comm::Communicator& communicator);
+  // True when no arena is being added. Looks without the lock.
+  bool FinishGrowth(std::unique_lock<std::mutex>* lock);
   // Forgets the records that have not run for `runs` runs.
   void Forget(int64_t runs);
   void Free(Record* record);
@@ -118,6 +122,7 @@ class Slots {
   std::unordered_map<std::string, Record> records_;  // by domain
   int64_t runs_ = 0;
   Arenas arenas_{kBudget};
+  // The communicator's thread alone.
   comm::WorkPtr growth_;  // adds `grown_` to the arenas; null: nothing does
   comm::SegmentPtr grown_;
   int64_t look_at_ = 0;  // runs before which nothing is forgotten to make room
