@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/alloc_on_all.h"
 #include "forwarding_world.h"
 #include "testing.h"
 
@@ -65,8 +66,9 @@ class ChunkingCommunicator final : public gradred::comm::Communicator {
   gradred::comm::Transport& transport() override { return base_->transport(); }
   gradred::comm::SegmentPtr Alloc(int64_t nbytes) override { return base_->Alloc(nbytes); }
   gradred::comm::WorkPtr AllocOnAll(int64_t nbytes, gradred::comm::SegmentPtr* segment) override {
-    const int64_t endless = int64_t{1} << 60;
-    return base_->AllocOnAll(rooms_-- == 0 ? endless : nbytes, segment);
+    if (rooms_-- != 0) return base_->AllocOnAll(nbytes, segment);
+    segment->reset();  // no room here
+    return gradred::comm::AgreeOnSegment(*base_, nullptr, segment);
   }
   gradred::comm::WorkPtr AllReduce(gradred::comm::Segment& segment, int64_t offset,
                                    gradred::comm::LayoutPtr layout) override {
