@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
+import traceback
 from types import TracebackType
 
 # Errors that come of another rank's end, by their kinds; an op of TensorFlow has them in its text.
 _CONSEQUENCES = ("Abandoned", "PeerLost")
+# What an operation of gradred.diff raised on one rank has its kind on all: see diff/context.cpp.
+_RAISED_BY = re.compile(r"(?:^|gradred \w+: )rank (\d+): .+ in context '")
 # How much later a Ctrl-C that reaches all ranks may come to one of them.
 _LATER_S = 0.3
 
@@ -25,7 +29,8 @@ def text() -> str:
 def watch() -> None:
     """Hooks for uncaught exceptions, once a process; all hooks that are set stay in effect.
 
-    Under ``gradred run`` a Ctrl-C is shown by rank 0 alone: the launcher says the rest.
+    Under ``gradred run`` a Ctrl-C is shown by rank 0 in full, and by the others in one line: it may
+    have come to all of them.
     """
     previous, previous_of_threads = sys.excepthook, threading.excepthook
 
@@ -41,6 +46,8 @@ def watch() -> None:
         rank = _tell_launcher(value)
         if interrupt is None or rank in ("", "0"):
             previous(kind, value, tb)
+        else:
+            print(f"KeyboardInterrupt at {_place(tb)}", file=sys.stderr, flush=True)
 
     def hook_of_threads(args: threading.ExceptHookArgs) -> None:
         global _text
@@ -61,8 +68,21 @@ def is_consequence(error: BaseException | None) -> bool:
         marks = [f"gradred {kind}: " for kind in _CONSEQUENCES]
         if kinds & set(_CONSEQUENCES) or any(mark in str(error) for mark in marks):
             return True
+        raised_by, rank = _RAISED_BY.search(str(error)), os.environ.get("GRADRED_JOB_RANK", "")
+        if raised_by is not None and rank and raised_by[1] != rank:
+            return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _place(tb: TracebackType | None) -> str:
+    """File and line of the innermost frame of the program, not of a library or made by one."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(tb)]
+    gradred = os.path.dirname(__file__) + os.sep
+    libraries = (gradred, os.path.dirname(os.__file__) + os.sep, "<")
+    own = [f for f in frames if not f[0].startswith(libraries) and "site-packages" not in f[0]]
+    file, line = (own or frames[:1] or [("?", 0)])[-1]
+    return f"{file}:{line}"
 
 
 def _interrupt(error: BaseException) -> KeyboardInterrupt | None:
@@ -87,7 +107,9 @@ def one_line(kind: type[BaseException], value: BaseException | None) -> str:
         # TensorFlow says first where each node came from, in many lines with a space in front.
         lines = [x for x in lines[1:] if not x[:1].isspace() and not x.endswith(" call last):")]
     words = " ".join(" ".join(lines).split())
-    return (f"{kind.__name__}: {words}" if words else kind.__name__)[:1000]
+    line = f"{kind.__name__}: {words}" if words else kind.__name__
+    # Names of files need not be UTF-8.
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")[:1000]
 
 
 def _tell_launcher(error: BaseException) -> str:
@@ -96,6 +118,7 @@ def _tell_launcher(error: BaseException) -> str:
     if not folder or not rank:
         return ""
     role = "consequence" if is_consequence(error) else "cause"
-    with contextlib.suppress(OSError), open(f"{folder}/rank-{rank}.exception", "w") as file:
+    path = f"{folder}/rank-{rank}.exception"
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         file.write(f"{role}\n{_text}\n")
     return rank

@@ -65,6 +65,7 @@ class _End(NamedTuple):
     how: str  # describe()
     role: str  # of its uncaught exception: "cause", "consequence" of another rank's end; "" if none
     error: str  # that exception
+    raised_ns: int  # when it was told
 
     @property
     def code(self) -> int:
@@ -75,6 +76,16 @@ class _End(NamedTuple):
     @property
     def because(self) -> str:
         return f": {self.error:.300}" if self.error else ""
+
+
+def _first(failed: Sequence[_End]) -> _End:
+    """The end that was the cause of the others, of a list in the order of ends.
+
+    Ranks that lost another one may be gone before that one is, and those without an exception may
+    have been ended by this launcher.
+    """
+    order = {"cause": 0, "": 1, "consequence": 2}
+    return min(failed, key=lambda end: (order.get(end.role, 1), end.raised_ns))
 
 
 class JobRun:
@@ -259,9 +270,12 @@ class JobRun:
             rank = path.name.removeprefix("rank-")
             if rank.isdecimal():
                 uncaught = path.with_name(path.name + ".exception")  # see gradred/uncaught.py
-                role, _, error = (uncaught.read_text() if uncaught.exists() else "").partition("\n")
-                how = path.read_text().strip()
-                notes.append(_End(path.stat().st_mtime_ns, int(rank), how, role, error.strip()))
+                role, error, raised_ns = "", "", 0
+                if uncaught.exists():
+                    role, _, error = uncaught.read_text("utf-8", "replace").partition("\n")
+                    raised_ns = uncaught.stat().st_mtime_ns
+                ended_ns, how = path.stat().st_mtime_ns, path.read_text().strip()
+                notes.append(_End(ended_ns, int(rank), how, role, error.strip(), raised_ns))
         return sorted(notes)
 
     def _exit_code(self) -> int:
@@ -280,8 +294,7 @@ class JobRun:
         failed = [end for end in notes if end.code != 0]
         if not failed:
             return self._main_code
-        # Ranks that lost another one may be gone before that one is.
-        first = min(failed, key=lambda end: end.role == "consequence")
+        first = _first(failed)
         say(f"the job ended because rank {first.rank} ended by {first.how}{first.because}")
         return first.code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -41,6 +42,15 @@ def test_errors_that_come_of_another_rank() -> None:
         assert not uncaught.is_consequence(error)
 
 
+def test_errors_of_operations_on_another_rank(monkeypatch) -> None:
+    """Those of gradred.diff have the kind of the cause on all ranks, and its rank in the text."""
+    text = "rank 1: halo in context 'c': no room"
+    raised = (errors.InvalidArgument(text), OSError(f"[Op:X] gradred InvalidArgument: {text}"))
+    for rank, told in (("0", True), ("1", False), ("", False)):
+        monkeypatch.setenv("GRADRED_JOB_RANK", rank)
+        assert [uncaught.is_consequence(error) for error in raised] == [told, told]
+
+
 def test_one_line_of_an_exception() -> None:
     places = "Detected at node X defined at (most recent call last):\n  File 'a'\n\n"
     graph = RuntimeError(
@@ -49,6 +59,8 @@ def test_one_line_of_an_exception() -> None:
     assert uncaught.one_line(RuntimeError, graph) == "RuntimeError: it broke"
     assert uncaught.one_line(KeyError, KeyError("a\nb")) == "KeyError: 'a\\nb'"
     assert uncaught.one_line(ValueError, ValueError("  a\n b")) == "ValueError: a b"
+    name = os.fsdecode(b"\xff")
+    assert uncaught.one_line(ValueError, ValueError(name)) == "ValueError: \\udcff"
     assert uncaught.one_line(KeyboardInterrupt, None) == "KeyboardInterrupt"
     assert len(uncaught.one_line(ValueError, ValueError("x" * 9999))) == 1000
 
