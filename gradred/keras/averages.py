@@ -81,7 +81,9 @@ class AveragingCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 def _decided(model: Any) -> dict[str, str]:
     """What callbacks of one rank have decided, and all need alike."""
     rate = getattr(getattr(model, "optimizer", None), "learning_rate", None)
-    if rate is not None and not callable(rate):  # a schedule of Keras 2 can be called
+    if callable(rate):  # a schedule of Keras 2, which no callback decides; its text has an address
+        rate = "of a schedule"
+    elif rate is not None:
         rate = float(np.asarray(tf.convert_to_tensor(rate)))
     return {
         "learning rate": f"{rate}",
