@@ -31,13 +31,15 @@ def test_in_one_call(rank: int, size: int) -> None:
 
 def test_under_names_of_their_own(rank: int, size: int) -> None:
     """Two thousand groups that come again, in a process that may open 256 files."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, LIMITS[1]))
     total = size * (size - 1) // 2
     values = {i: np.arange(1 + 37 * i % 3000, dtype=np.int32) for i in range(2000)}
     before = len(os.listdir("/proc/self/fd"))
-    for order in (range(2000), reversed(range(2000)), range(0, 2000, 3)):
-        for i in order:
-            result = gr.allreduce(values[i] + rank, gr.Sum, name=f"name {i}")
-            np.testing.assert_array_equal(result, size * values[i] + total)
-    assert len(os.listdir("/proc/self/fd")) < before + 16
-    resource.setrlimit(resource.RLIMIT_NOFILE, LIMITS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, LIMITS[1]))
+    try:
+        for order in (range(2000), reversed(range(2000)), range(0, 2000, 3)):
+            for i in order:
+                result = gr.allreduce(values[i] + rank, gr.Sum, name=f"name {i}")
+                np.testing.assert_array_equal(result, size * values[i] + total)
+        assert len(os.listdir("/proc/self/fd")) < before + 16
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, LIMITS)

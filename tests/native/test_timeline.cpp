@@ -210,6 +210,12 @@ TEST(EventsOfThreadsAndDomainsAreWritten) {
     phase.shape = shape;
     Push(phase);
   }
+  {
+    Span span("lasting", kNone, tag, 0, 1, 1);
+    const Nanos begin = Now();
+    while (Now() == begin) {
+    }
+  }
   Stage stage;
   stage.Enter("chunk", 64);
   stage.Enter("more");
@@ -244,7 +250,8 @@ TEST(EventsOfThreadsAndDomainsAreWritten) {
   CHECK_EQ(Count(lines, "\"name\":\"stall\""), 1u);
   CHECK_EQ(Count(lines, "\"name\":\"chunk\",\"args\":{\"bytes\":64}"), 1u);
   CHECK_EQ(Count(lines, "\"cat\":\"stage\""), 4u);
-  CHECK_EQ(Count(lines, "\"events\":607,\"lost\":0"), 1u);
+  CHECK_EQ(Count(lines, "\"name\":\"lasting\""), 1u);
+  CHECK_EQ(Count(lines, "\"events\":608,\"lost\":0"), 1u);
   CHECK_EQ(Count(lines, "before") + Count(lines, "after"), 0u);
 }
 

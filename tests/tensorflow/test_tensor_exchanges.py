@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -244,8 +245,20 @@ def test_an_interrupt_is_one_where_another_rank_ends_the_operation(mode, rank, s
     sent = shared_dir / mode
     run = modes(lambda x, s: hvd.alltoall(x, s, name="interrupted"))[mode]
     if rank == 1:
-        ring = threading.Timer(0.3, lambda: (os.kill(os.getpid(), signal.SIGINT), sent.touch()))
-        ring.start()
+
+        def interrupt() -> None:
+            """When the main thread waits: its Python stands still, and so has entered the op."""
+            place, still = None, 0
+            while still < 30:
+                frame = sys._current_frames()[threading.main_thread().ident]
+                here = (id(frame), frame.f_code, frame.f_lasti)
+                place, still = here, still + 1 if here == place else 0
+                del frame
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+            sent.touch()
+
+        threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             run(tf.zeros([size]), tf.ones([size], tf.int32))
             time.sleep(10)
