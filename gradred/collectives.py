@@ -309,8 +309,8 @@ def reduction(
     return Call(spec, [value.array for value in values], result, outputs)
 
 
-# Allreduces of one array that were good before: they need none of the checks of ``_reduce``. Under
-# the settings of one ``init``.
+# Allreduces of one array that were good before: they need none of the checks of ``reduction``.
+# Under the settings of one ``init``.
 _Key = tuple[Any, ...]
 _known: dict[_Key | None, core.Spec] = {}
 _known_under: Any = None
