@@ -108,8 +108,12 @@ def one_line(kind: type[BaseException], value: BaseException | None) -> str:
         lines = [x for x in lines[1:] if not x[:1].isspace() and not x.endswith(" call last):")]
     words = " ".join(" ".join(lines).split())
     line = f"{kind.__name__}: {words}" if words else kind.__name__
-    # Names of files need not be UTF-8.
-    return line.encode("utf-8", "backslashreplace").decode("utf-8")[:1000]
+    return as_utf8(line)[:1000]
+
+
+def as_utf8(text: str) -> str:
+    """A text that can be encoded: names of files need not be UTF-8. Local."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _tell_launcher(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from gradred.diff.context import Context
 from gradred.diff.node import contexts as all_contexts
 from gradred.diff.node import is_told
 from gradred.errors import Error
+from gradred.uncaught import as_utf8
 
 __all__ = ["as_text", "guard"]
 
@@ -20,7 +21,7 @@ def as_text(error: Exception) -> str:
     text = str(error)
     if isinstance(error, tf.errors.OpError):
         text = error.message.partition("\n\t [[")[0].rpartition("\n\n")[2]
-    return f"{type(error).__name__}: {text}"
+    return as_utf8(f"{type(error).__name__}: {text}")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from gradred.errors import Error, InvalidArgument
 from gradred.tensorflow import graph
 from gradred.tensorflow.native import as_gradred_error, native_errors, ops
 from gradred.tensorflow.tensors import as_reducible
+from gradred.uncaught import as_utf8
 
 if TYPE_CHECKING:
     from gradred.diff.context import Context
@@ -131,7 +132,7 @@ def _tell(what: str, error: Exception, collective: bool, arguments: Sequence[Any
         if isinstance(context, Context):
             if context.included and context.size > 1:
                 with contextlib.suppress(Error):  # it is closed, which the others know
-                    core.diff_refuse(context.id, what, str(error), collective)
+                    core.diff_refuse(context.id, what, as_utf8(str(error)), collective)
             return
 
 
