@@ -17,7 +17,16 @@ from bench.measure import engine_threads, loop, me
 
 import tensorflow as tf
 
-__all__ = ["begin", "build", "forget", "run", "work_units_a_ms"]
+__all__ = [
+    "begin",
+    "build",
+    "forget",
+    "last_group",
+    "network_facts",
+    "run",
+    "sum_alone",
+    "work_units_a_ms",
+]
 
 Loss = Callable[[], tf.Tensor]
 
@@ -123,6 +132,29 @@ def run(key: str, iterations: int, warmup: int = 2, together: bool = True) -> di
     program = _programs[key]
     counters = _library.counters
     return loop(program.run, iterations, warmup, program.release, program.check, counters, together)
+
+
+def last_group(nbytes: int) -> int:
+    """Bytes of the group that travels last in gradred's plan of gradients of ``nbytes``. Local."""
+    from gradred import plan_file
+    from gradred._native import core
+
+    plans = [plan for plan in core.plans() if sum(plan["nbytes"]) == nbytes]
+    plan = max(plans, key=lambda plan: plan["batches"])
+    return sum(plan["nbytes"][i] for i in plan_file.groups(plan)[-1])
+
+
+def sum_alone(nbytes: int, iterations: int) -> dict[str, Any]:
+    """Measures gradred's sum of as many bytes of an array, in place. Collective."""
+    import gradred
+
+    array = np.ones(nbytes // 4, np.float32)
+    return loop(
+        lambda: gradred.allreduce(array, gradred.Sum, "alone", out=array),
+        iterations,
+        3,
+        lambda: array.fill(1),
+    )
 
 
 # Calibrated work.
