@@ -49,7 +49,13 @@ class FlatVariables:
         parts = [
             np.zeros(variable.shape)
             if value is None
-            else np.asarray(tf.convert_to_tensor(value), dtype=np.float64)
+            else np.asarray(_dense(value), dtype=np.float64)
             for variable, value in zip(self._variables, values, strict=True)
         ]
         return np.concatenate([part.reshape(-1) for part in parts] or [np.zeros(0)])
+
+
+def _dense(value: Any) -> Any:
+    """Numbers and arrays stay what they are: lists would become tensors of float32."""
+    plain = isinstance(value, float | list | tuple | np.ndarray)
+    return value if plain else tf.convert_to_tensor(value)

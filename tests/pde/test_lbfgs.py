@@ -213,3 +213,7 @@ def test_variables_of_keras_as_one_vector():
     gradients = tape.gradient(value, [*layer.trainable_variables, half, table])
     expected = [*[1] * 8, 0, 0, 0, 2, 2, 0, 0, 0, 0]
     np.testing.assert_array_equal(flat.flatten(gradients), expected)
+    flat = FlatVariables([tf.Variable([0.0, 0.0]), tf.Variable(0.0, dtype=tf.bfloat16)])
+    values = [[1 / 3, 0.1], tf.constant(0.5, tf.bfloat16)]
+    assert flat.flatten(values).tolist() == [1 / 3, 0.1, 0.5]
+    assert flat.get().tolist() == [0, 0, 0]
