@@ -80,9 +80,10 @@ def report_network(
     found: dict[str, list[float]],
     ranks: int,
     gb_s: float,
-    last: tuple[int, float],
+    last: tuple[int, float] | None,
 ) -> None:
-    """gb_s: of copies of the gradients. last: of the last group its bytes and seconds."""
+    """gb_s: of copies of the gradients. last: of the last group its bytes and seconds;
+    of the 50 MB network alone."""
     step = {name: statistics.median(times) for name, times in found.items()}
     null = step["null"]
     rows = []
@@ -126,7 +127,7 @@ def report_network(
     if network == "dense":
         what = "dense network: 1 - images/s over independent processes"
         report.targets.append(Target(what, 1 - mine["of_independent"], 0.02, "", note))
-    if network == "wide":
+    if last is not None:
         what = "50 MB network: cost of communication in the step"
         nbytes, alone = last
         limit = max(2.0, 100 * alone / null + 1.0)
@@ -157,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
             facts["batch"] = options.batch or facts["batch"]
             found = one(jobs, names, network, options)
             rate = copy_gb_s(jobs, int(facts["nbytes"]))
-            last = last_alone(jobs, int(facts["nbytes"]))
+            last = last_alone(jobs, int(facts["nbytes"])) if network == "wide" else None
             report_network(report, network, facts, found, options.ranks, rate, last)
             for row in report.rows:
                 if row["network"] == network and row["contestant"] != "independent":
