@@ -34,11 +34,11 @@ __all__ = [
     "as_tensor",
     "check_rank",
     "contexts",
-    "is_told",
     "operation",
     "peers_of",
     "run",
     "telling_nobody",
+    "told",
 ]
 
 # By id, all that were made: graphs refer to them.
@@ -96,7 +96,7 @@ def peers_of(node: Node) -> tuple[list[int], str]:
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# On an exception that the other ranks hear of without ``operation``'s doing.
+# On an exception: ids of the contexts whose members hear of it without more being done.
 _TOLD = "_gradred_told"
 _quiet = threading.local()
 
@@ -116,8 +116,7 @@ def operation(function: _Function, *, collective: bool = True) -> _Function:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if not hasattr(error, _TOLD) and not getattr(_quiet, "on", False):
-                setattr(error, _TOLD, True)
+            if not getattr(_quiet, "on", False):
                 _tell(name, error, collective, (*args, *kwargs.values()))
             raise
 
@@ -130,21 +129,43 @@ def _tell(what: str, error: Exception, collective: bool, arguments: Sequence[Any
     for argument in arguments:
         context = getattr(getattr(argument, "grid", argument), "context", argument)
         if isinstance(context, Context):
+            known = told(error)
+            if context.id in known:
+                return
+            setattr(error, _TOLD, known | {context.id})
             if context.included and context.size > 1:
                 with contextlib.suppress(Error):  # it is closed, which the others know
                     core.diff_refuse(context.id, what, as_utf8(str(error)), collective)
             return
 
 
-def is_told(error: BaseException | None) -> bool:
-    """Whether the other ranks know of an exception, or of one that it was raised for."""
-    while error is not None:
-        if hasattr(error, _TOLD):
-            return True
-        if isinstance(error, tf.errors.OpError) and as_gradred_error(error) is not None:
-            return True  # of an operation that has run in a graph
-        error = error.__cause__ or error.__context__
-    return False
+def told(error: BaseException | None) -> set[int]:
+    """Ids of the contexts whose members know of an exception, or of one that it was raised from.
+
+    What is raised while another exception is handled is a new one.
+    """
+    known: set[int] = set()
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        known |= getattr(error, _TOLD, set())
+        if isinstance(error, tf.errors.OpError) and (ours := as_gradred_error(error)) is not None:
+            # An operation that has run in a graph. Its text says where.
+            for context in tuple(contexts.values()):
+                if f"context '{context.name}'" in str(ours):
+                    known |= _hearers(context, ours)
+        # AutoGraph makes an exception of its own of what is raised while it traces.
+        same = hasattr(error, "ag_error_metadata")
+        error = error.__cause__ or (error.__context__ if same else None)
+    return known
+
+
+def _hearers(context: Context, error: Exception) -> set[int]:
+    """Ids of the contexts whose members hear of an error of an operation that has run."""
+    if not str(error).startswith("operation "):  # found by one rank: the context has ended
+        return {context.id}
+    everybody = set(context.ranks)  # each has it at the same place
+    return {other.id for other in tuple(contexts.values()) if everybody.issuperset(other.ranks)}
 
 
 @contextlib.contextmanager
@@ -194,7 +215,7 @@ def run(
             )
     except Exception as error:
         if tf.executing_eagerly() and isinstance(error, (Error, tf.errors.OpError)):  # it has run
-            setattr(error, _TOLD, True)
+            setattr(error, _TOLD, _hearers(context, error))
         raise
     if not tf.executing_eagerly():
         after.set_shape(())

@@ -97,8 +97,8 @@ class Grid:
     def whole(self, block: Any) -> np.ndarray:
         """The array of the whole grid, on every rank. Collective over the context.
 
-        block: this rank's, an array or an eager tensor of ``block_shape``. Raises InvalidArgument
-        on all ranks if one has another shape, or they have several dtypes.
+        block: this rank's, an array or an eager tensor of ``block_shape``. Raises, on all ranks,
+        InvalidArgument if one has another shape, and Mismatch if they have several dtypes.
         """
         array = np.ascontiguousarray(block)
         if array.shape != self.block_shape:
