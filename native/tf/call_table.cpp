@@ -1,5 +1,6 @@
 #include "call_table.h"
 
+#include <atomic>
 #include <utility>
 
 #include "domains.h"
@@ -18,6 +19,8 @@ constexpr int64_t kLoopDomains = 32;
 
 // How long a Wait moves the engine on before it leaves that to the engine's threads.
 constexpr Nanos kStepWaiting = 200 * kMicrosecond;
+
+std::atomic<int> waiting_calls{0};
 
 std::string SuffixOf(const CallKey& key) {
   const std::string instance = key.instance == 0 ? "" : "+" + std::to_string(key.instance);
@@ -103,7 +106,7 @@ void Call::Submit(int position, Staged staged, engine::Then then) {
   for (auto& [at, submission] : ready) engine->Submit(batch, at, std::move(submission), then);
 }
 
-void Call::Wait(Waiter waiter) {
+void Call::Wait(Waiter waiter, bool step) {
   Status failure;
   bool first = false;
   {
@@ -111,17 +114,20 @@ void Call::Wait(Waiter waiter) {
     if (unfinished_ > 0 && (batch_ != nullptr || failure_.ok())) {
       waiters_.push_back(std::move(waiter));
       waiter = nullptr;
-      first = !std::exchange(stepped_, true);
+      first = !std::exchange(waited_for_, true);
+      if (first) waiting_calls.fetch_add(1, std::memory_order_relaxed);
     }
     failure = failure_;
   }
   if (waiter) return waiter(failure);
-  if (!first) return;
+  if (!first || !step) return;
   // The step has come to where it needs the results, so this thread is free. One of a call's, and
   // not for long: the graph may have other branches.
   const std::shared_ptr<engine::Engine> engine = engine_.lock();
   if (engine != nullptr) engine->StepUntil([this] { return Finished(); }, kStepWaiting);
 }
+
+bool Call::NoneWaits() { return waiting_calls.load(std::memory_order_relaxed) == 0; }
 
 bool Call::Finished() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -149,7 +155,10 @@ void Call::Finish(int position, const engine::Result& result) {
     staged = std::exchange(members_[position].staged, {});
     members_[position].present = result.present;
     if (staged.replaced) members_[position].replacement = std::move(staged.output);
-    if (--unfinished_ == 0) waiters.swap(waiters_);
+    if (--unfinished_ == 0) {
+      waiters.swap(waiters_);
+      if (waited_for_) waiting_calls.fetch_sub(1, std::memory_order_relaxed);
+    }
     failure = failure_;
   }
   staged = {};

@@ -71,7 +71,12 @@ class Call : public std::enable_shared_from_this<Call> {
   void Submit(int position, Staged staged, engine::Then then);
   // `waiter` runs once, here or in another thread's step of the engine, when all results are there.
   // After Submit, holding no lock. See Note [All or nothing]
-  void Wait(Waiter waiter);
+  // `step`: this thread moves the engine on meanwhile, for a while; needed after a Submit with
+  // kWait.
+  void Wait(Waiter waiter, bool step);
+  // No call of this process waits for results. Where one does the graph has other branches, and
+  // this thread may be the one that brings what the other ranks wait for: it does not step then.
+  static bool NoneWaits();
   // From a waiter, once: what to emit in place of the staged tensor; null: that one.
   SharedTensor TakeReplacement(int position);
   // When all results are there: the number of ranks that brought this one.
@@ -105,8 +110,8 @@ class Call : public std::enable_shared_from_this<Call> {
   int missing_;     // members not submitted
   int unfinished_;  // members without a result
   engine::OpenBatchPtr batch_;
-  bool stepped_ = false;  // a Wait moves, or has moved, the engine on
-  Status failure_;        // the first one
+  bool waited_for_ = false;
+  Status failure_;  // the first one
   std::vector<Waiter> waiters_;
   std::string abandoned_;  // the reason
 };

@@ -90,10 +90,10 @@ void DestroyWait(void* kernel) { delete static_cast<int*>(kernel); }
 // Ends the kernel with the result of `position` when the whole call has ended. `staged`: emits what
 // Submit has emitted, input 0; else output 0 is set already, but for a replacement.
 void EmitWhenFinished(TF_OpKernelContext* context, const CallPtr& call, int position, bool staged,
-                      Done done) {
+                      bool step, Done done) {
   // The callback is the call's, so it holds no reference to it.
-  call->Wait([context, position, staged, call = call.get(),
-              done = std::move(done)](const Status& failure) {
+  const auto emit = [context, position, staged, call = call.get(),
+                     done = std::move(done)](const Status& failure) {
     try {
       ThrowIfError(failure);
       SharedTensor reduced = call->TakeReplacement(position);
@@ -107,25 +107,29 @@ void EmitWhenFinished(TF_OpKernelContext* context, const CallPtr& call, int posi
       Fail(context, CurrentException());
     }
     done();
-  });
+  };
+  call->Wait(emit, step);
 }
 
 void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
   EmitWhenFinished(context, CallTable::The().Find(ScalarInput(context, 1)),
-                   *static_cast<const int*>(kernel), /*staged=*/true, std::move(done));
+                   *static_cast<const int*>(kernel), /*staged=*/true, Call::NoneWaits(),
+                   std::move(done));
 }
 
 // Submit, Join and Wait of a call that has one member. Each op costs microseconds, and there is
 // nothing to join.
 void Reduce(void*, TF_OpKernelContext* context, Done done) {
   const CallPtr call = CallTable::The().Take(ScalarInput(context, 1));
+  const bool step = Call::NoneWaits();
   try {
-    call->Submit(0, Stage(context, /*absent=*/false), engine::Then::kWait);
+    const auto then = step ? engine::Then::kWait : engine::Then::kStep;
+    call->Submit(0, Stage(context, /*absent=*/false), then);
   } catch (...) {
     call->Abandon(CurrentException().message());
     throw;
   }
-  EmitWhenFinished(context, call, 0, /*staged=*/false, std::move(done));
+  EmitWhenFinished(context, call, 0, /*staged=*/false, step, std::move(done));
 }
 
 // How many ranks brought a tensor. The first input is there for the order: a result of the call.

@@ -49,6 +49,29 @@ def test_many_in_flight_of_one_name_ended_in_any_order(rank: int, size: int) -> 
         assert (handles[i].wait() == expected).all()  # again
 
 
+def test_many_at_once_in_another_order_on_each_rank(rank: int, size: int) -> None:
+    """Through the board, the window and slots, in place and in the shared buffer."""
+    counts = [1, 900, 4000, 30_000, 300_000, 0]
+    numbers = [i * (2 * rank + 1) % 32 for i in range(32)]  # odd: each once
+    for step in range(4):
+        handles = {}
+        for i in numbers:
+            array = np.full(counts[i % 6], i + rank + step, np.float32 if i % 4 else np.int64)
+            if i % 9 == 8:
+                handles[i] = gr.allgather_async(array[: rank + 1], f"call {i}")
+            else:
+                handles[i] = gr.allreduce_async(array, gr.Sum, f"call {i}")
+        for i, handle in handles.items():
+            result = handle.wait()
+            if i % 9 == 8:
+                rows = [min(r + 1, counts[i % 6]) for r in range(size)]
+                expected = np.repeat(np.arange(size) + i + step, rows)
+                assert np.array_equal(result, expected)
+            else:
+                assert len(result) == counts[i % 6]
+                assert (result == size * (i + step) + size * (size - 1) // 2).all()
+
+
 def test_into_an_array_of_the_caller(size: int) -> None:
     array = np.ones(1 << 16, np.float32)
     handle = gr.allreduce_async(array, gr.Sum, out=array)

@@ -63,6 +63,59 @@ TEST(GroupsInAnyOrder) {
   });
 }
 
+// See Note [Groups that run together] in engine/data_loop.cpp: with slots and without, with what
+// runs alone among them, the next batch of a domain behind the one that runs.
+TEST(CallsOfTheirOwnAtOnce) {
+  constexpr int kCalls = 24, kSteps = 6;
+  const std::vector<int64_t> counts{1, 700, 5000, 30000};
+  for (const int64_t slot_limit : {int64_t{0}, EngineOptions().slot_nbytes})
+    for (const int n : {2, 3}) {
+      EngineOptions options;
+      options.slot_nbytes = slot_limit;
+      OnRanks(
+          n,
+          [&](Engine& engine, int r) {
+            struct Call {
+              DomainSpecPtr spec;
+              std::vector<float> data;
+            };
+            std::vector<Call> calls(2 * kCalls);  // of two steps, whose batches overlap
+            for (int i = 0; i < 2 * kCalls; ++i) {
+              const std::string name = "call" + std::to_string(i % kCalls);
+              EntrySpec entry = Float(name, counts[i % counts.size()]);
+              if (i % kCalls % 7 == 6) entry.op = Op::kBroadcast;
+              calls[i] = {Spec(name, {entry}), std::vector<float>(entry.shape[0])};
+            }
+            for (int step = 0; step < kSteps; ++step) {
+              std::atomic<int> left{2 * kCalls};
+              std::atomic<bool> failed{false};
+              for (int k = 0; k < 2 * kCalls; ++k) {
+                const int stride = r == 0 ? 1 : r == 1 ? 5 : 7;  // another order on each rank
+                const int i = k / kCalls * kCalls + (k * stride + step) % kCalls;
+                Call& call = calls[i];
+                std::fill(call.data.begin(), call.data.end(), float(r + i + step));
+                Submission submission = InPlace(call.data);
+                submission.done = [&](const Result& result) {
+                  if (!result.status.ok()) failed = true;
+                  --left;
+                };
+                engine.Submit(engine.Open(call.spec), 0, std::move(submission),
+                              k % 2 == 0 ? Then::kLeave : Then::kStep);
+              }
+              while (left > 0) std::this_thread::yield();
+              CHECK(!failed);
+              for (int i = 0; i < 2 * kCalls; ++i) {
+                const float sum = n * (n - 1) / 2.0f + n * (i + step);
+                const float expected = i % kCalls % 7 == 6 ? float(i + step) : sum;
+                CHECK(std::all_of(calls[i].data.begin(), calls[i].data.end(),
+                                  [&](float value) { return value == expected; }));
+              }
+            }
+          },
+          options);
+    }
+}
+
 TEST(MismatchIsAlikeAndHarmless) {
   std::vector<std::string> texts(3);
   OnRanks(3, [&](Engine& engine, int r) {

@@ -19,6 +19,19 @@ constexpr int64_t kSmallNbytes = 32 << 10;
 // How long that thread stays with it. The others have heard of it too, so their messages are near.
 constexpr Nanos kServe = 20 * kMicrosecond;
 
+// Note [Groups that run together]
+// A group that is all of its batch, a tensor that was reduced by a call of its own, may run while
+// others do, so that of a hundred such calls not each one waits for every rank's turn. They start
+// in the order of the queue, each when the one before has given its works to the communicator, so
+// that the communicator's calls have one order on all ranks. Groups of a plan run one after the
+// other: their times are what the planner goes by.
+constexpr size_t kMostTogether = 8;
+
+bool RunsAlone(const RunItem& item) {
+  const std::shared_ptr<const Plan> plan = PlanOf(*item.spec);
+  return plan->groups.size() > 1 || !plan->groups[0].reduces;
+}
+
 bool IsSmall(const RunItem& item) {
   const GroupPlan& group = PlanOf(*item.spec)->groups[item.group];
   int64_t nbytes = 0;
@@ -130,7 +143,7 @@ bool DataLoop::EndWaits() {
   bool any = false;
   for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
     const auto set = sets_.find(waiter->set_id);
-    if (set != sets_.end() && (set->second.run || !set->second.queue.empty())) {
+    if (set != sets_.end() && (!set->second.running.empty() || !set->second.queue.empty())) {
       ++waiter;
       continue;
     }
@@ -161,56 +174,84 @@ void DataLoop::Begin(int id, Set* set) {
                                  "' is not possible while a rank has joined; only reductions are"});
     return;
   }
-  set->running_batch = item.batch;
-  set->running_group = item.group;
-  set->run = StartGroup(std::move(item), set->data.get(), metrics_);
+  Running& running = set->running.emplace_back();
+  running.batch = item.batch;
+  running.group = item.group;
+  running.domain = item.spec->name;
+  running.alone = RunsAlone(item);
+  running.run = StartGroup(std::move(item), set->data.get(), metrics_);
+}
+
+bool DataLoop::MayBegin(const Set& set) const {
+  if (set.queue.empty()) return false;
+  if (set.running.empty()) return true;
+  const Running& last = set.running.back();
+  const RunItem& next = set.queue.front();
+  if (last.alone || !last.run->started_works() || set.running.size() >= kMostTogether ||
+      RunsAlone(next))
+    return false;
+  // Batches of one domain share memory.
+  return std::none_of(set.running.begin(), set.running.end(),
+                      [&](const Running& running) { return running.domain == next.spec->name; });
+}
+
+void DataLoop::End(Set* set, const Running& running) {
+  const Nanos end = Now();
+  // Of groups that run together, each moment once.
+  const double seconds = Seconds(end - std::max(running.run->started, set->ended));
+  set->ended = end;
+  if (running.batch && running.batch->times)
+    running.batch->times->GroupRan(running.group, running.run->started, end);
+  metrics_->Update([seconds](Metrics& m) { m.communication_s += seconds; });
 }
 
 bool DataLoop::Advance(int id, Set* set) {
   bool moved = false;
-  if (!set->run) {
-    if (set->queue.empty()) return false;
+  while (MayBegin(*set)) {
     Begin(id, set);
     moved = true;
   }
-  if (!set->run) return moved;
-  if (set->run->Poll()) {
-    const Nanos end = Now();
-    const double seconds = Seconds(end - set->run->started);
-    if (set->running_batch && set->running_batch->times)
-      set->running_batch->times->GroupRan(set->running_group, set->run->started, end);
-    metrics_->Update([seconds](Metrics& m) { m.communication_s += seconds; });
-    set->run.reset();
-    set->running_batch.reset();
-    return true;
+  for (auto running = set->running.begin(); running != set->running.end();) {
+    if (running->run->Poll()) {
+      End(set, *running);
+      running = set->running.erase(running);
+      moved = true;
+    } else {
+      ++running;
+    }
   }
+  if (!moved && !set->running.empty()) CheckMoves(id, *set);
+  return moved;
+}
+
+void DataLoop::CheckMoves(int id, const Set& set) {
+  const GroupRun& oldest = *set.running.front().run;
   const Nanos now = Now();
   if (const int64_t nbytes = transport_.moved_nbytes(); nbytes != moved_nbytes_) {
     moved_nbytes_ = nbytes;
     moved_at_ = now;
   }
-  const Nanos still = now - std::max(set->run->started, moved_at_);
+  const Nanos still = now - std::max(oldest.started, moved_at_);
   if (still > transport_timeout_)
-    throw Error(Kind::kTransportError, "a group of " + std::to_string(set->run->nbytes) +
+    throw Error(Kind::kTransportError, "a group of " + std::to_string(oldest.nbytes) +
                                            " bytes that all ranks agreed to reduce (process set " +
                                            std::to_string(id) + ") is not finished, and nothing " +
                                            "has moved for " + std::to_string(still / kSecond) +
                                            " s");
-  return moved;
 }
 
 void DataLoop::FailAll(const Status& cause) {
   for (auto& [id, set] : sets_) {
-    if (set.running_batch) set.running_batch->FailGroup(set.running_group, cause);
-    set.running_batch.reset();
+    for (const Running& running : set.running)
+      if (running.batch) running.batch->FailGroup(running.group, cause);
     for (RunItem& item : set.queue)
       if (item.batch) item.batch->FailGroup(item.group, cause);
     set.queue.clear();
-    if (set.run) {  // its memory may still be in use by the transport or by peers: it is never
-                    // freed
-      Bury(set.run);
-      Bury(set.data);
-    }
+    if (set.running.empty()) continue;
+    // Their memory may still be in use by the transport or by peers: it is never freed.
+    for (Running& running : set.running) Bury(running.run);
+    set.running.clear();
+    Bury(set.data);
   }
 }
 
@@ -224,7 +265,7 @@ bool DataLoop::Step() {
 
 bool DataLoop::AwaitsMessages() const {
   return std::any_of(sets_.begin(), sets_.end(), [](const auto& entry) {
-    return entry.second.run != nullptr || !entry.second.queue.empty();
+    return !entry.second.running.empty() || !entry.second.queue.empty();
   });
 }
 

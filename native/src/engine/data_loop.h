@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -42,14 +43,20 @@ class DataLoop final : public Loop {
   void StopWith(const Status& cause);
 
  private:
+  struct Running {
+    std::unique_ptr<GroupRun> run;
+    BatchPtr batch;  // null: this rank has joined
+    int group = 0;
+    std::string domain;
+    bool alone = false;  // no other runs meanwhile
+  };
   struct Set {
     int lane = 0;
     std::vector<int> members;
     std::unique_ptr<SetData> data;  // made by the loop on first use
     std::deque<RunItem> queue;
-    std::unique_ptr<GroupRun> run;
-    BatchPtr running_batch;
-    int running_group = 0;
+    std::vector<Running> running;  // in the order of the queue
+    Nanos ended = 0;               // the last one that did
   };
 
   // Who waits for a set that is idle.
@@ -68,7 +75,10 @@ class DataLoop final : public Loop {
   bool TakeInbox();
   bool EndWaits();
   bool Advance(int id, Set* set);
+  bool MayBegin(const Set& set) const;
   void Begin(int id, Set* set);
+  void End(Set* set, const Running& running);
+  void CheckMoves(int id, const Set& set);
   void FailAll(const Status& cause);
 
   comm::World& world_;

@@ -29,6 +29,7 @@ struct SetData {
   std::vector<int> members;  // world ranks
   std::unique_ptr<comm::Communicator> communicator;
   FusionBuffer buffer;
+  bool buffer_taken = false;  // by a run
   SlotsPtr slots;
   int64_t counted_nbytes = 0;           // of memory for packing, in the metrics
   int RankInSet(int world_rank) const;  // -1: no member
@@ -40,6 +41,8 @@ class GroupRun {
   // True once finished: the batch's members have been completed. Throws for errors that end the
   // engine.
   virtual bool Poll() = 0;
+  // All its calls of the communicator have been made, so another run may make its own.
+  virtual bool started_works() const { return false; }
   Nanos started = Now();
   int64_t nbytes = 0;  // that move; known at the latest when they do
 };

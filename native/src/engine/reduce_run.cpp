@@ -148,12 +148,15 @@ class ReduceRun final : public GroupRun {
     Start();
   }
 
+  bool started_works() const override { return work_ != nullptr; }
+
   bool Poll() override {
     if (!work_ && !Start()) return false;
     if (!work_->Poll()) return false;
     ThrowIfError(work_->status());
     if (segment_) cargo_->Unpack({0, nbytes}, data_);
     if (slot_) slot_->Leave();  // first: the next batch may start in a callback of this one
+    if (in_buffer_) set_->buffer_taken = false;
     Finish();
     return true;
   }
@@ -162,8 +165,9 @@ class ReduceRun final : public GroupRun {
   // False: the memory to run on is yet to come.
   bool Start() {
     comm::Communicator& communicator = *set_->communicator;
-    if (!set_->slots->OnRun(item_.spec->name, *plan_, item_.group, communicator, &slot_))
-      return false;
+    has_run_ =
+        has_run_ || set_->slots->OnRun(item_.spec->name, *plan_, item_.group, communicator, &slot_);
+    if (!has_run_) return false;
     int64_t offset = 0;
     if (slot_) {
       segment_ = slot_->range().segment;
@@ -174,6 +178,8 @@ class ReduceRun final : public GroupRun {
         cargo_->SetPacked(std::move(packed));
       }
     } else if (nbytes <= kBufferNbytes) {
+      if (set_->buffer_taken) return false;
+      in_buffer_ = set_->buffer_taken = true;
       segment_ = &set_->buffer.Reserve(communicator, nbytes);
     }
     if (segment_) {
@@ -219,7 +225,9 @@ class ReduceRun final : public GroupRun {
   std::shared_ptr<const Plan> plan_;
   const GroupPlan& group_;
   const std::shared_ptr<GroupCargo> cargo_;
+  bool has_run_ = false;  // as the slots count; alike on all ranks
   SlotPtr slot_;
+  bool in_buffer_ = false;
   comm::Segment* segment_ = nullptr;  // null: the communicator asks the cargo
   char* data_ = nullptr;              // in the segment
   int64_t packed_early_ = 0;
