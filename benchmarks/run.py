@@ -2,13 +2,16 @@
 
 make bench                                     (with peers: some 20 minutes)
 python benchmarks/run.py --quick --out out     (a few minutes, figures mean nothing)
+python benchmarks/run.py --missed              (no run: the targets that the results do not reach)
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -29,7 +32,7 @@ RUNS = {
     "negotiation": "negotiation.py --rank-counts 2,4 --names 1,100,10000 --rounds 1 --calls 30"
     " --idle-s 3",
     "overlap": "overlap.py --rounds 3 --iterations 6 --layers 7 --keep 6",
-    "step": "step.py --rounds 3 --iterations 6 --modes grouped,tape",
+    "step": "step.py --rounds 5 --iterations 6",
     "train": "train.py --rounds 4",
     "algorithms": "algorithms.py --rounds 2",
     "hierarchical": "hierarchical.py --rounds 3",
@@ -40,14 +43,31 @@ RUNS = {
 }
 
 
+def show_missed(folder: Path) -> None:
+    """Of each target that is not reached: value and limit, what limits it, what was tried."""
+    for path in sorted(folder.glob("*.json")):
+        for target in json.loads(path.read_text())["targets"]:
+            if target["reached"]:
+                continue
+            figures = f"{target['value']:.4g}, limit {target['limit']:.4g} {target['unit']}".strip()
+            print(f"{path.name}: {target['what']}: {figures}")
+            for key in ("note", "limited_by", "tried"):
+                text = f"{key.replace('_', ' ')}: {target.get(key) or '-'}"
+                print(textwrap.indent(textwrap.fill(text, 96), "    "))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=_HERE / "results")
+    parser.add_argument("--missed", action="store_true", help="show what results do not reach")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(RUNS)}; none: all")
     options = parser.parse_args()
     if unknown := set(options.names) - set(RUNS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(RUNS)}")
+    if options.missed:
+        show_missed(options.out)
+        return 0
     failed = []
     for name in options.names or RUNS:
         script, *words = RUNS[name].split()

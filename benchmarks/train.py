@@ -12,7 +12,7 @@ import contestants
 import trainers
 from bench import chart
 from bench.job import Jobs, alternate
-from bench.measure import SETTLE_STEPS, summarize
+from bench.measure import SETTLE_STEPS, slowest, summarize
 from bench.report import Report, Target, arguments, table
 
 PEERS = {
@@ -22,12 +22,17 @@ PEERS = {
     "horovod": ("horovod", {}),
     "tuned": ("horovod", contestants.KINDS["tuned"].env),
 }
+# As "null", but the ranks meet before each step: what synchronous training pays where their steps
+# differ in length.
+IN_STEP = "in step"
 # Seconds that one block of steps should take.
 NETWORKS = {"dense": 0.5, "wide": 2.0, "diffraction": 1.0}
 
 
-def step_s(block: list[Any]) -> float:
+def step_s(name: str, block: list[Any]) -> float:
     """Seconds a step of a block, over the ranks: the mean, since images a second add up."""
+    if name == IN_STEP:
+        return statistics.mean(slowest(block))
     rates = [len(rank["times_s"]) / sum(rank["times_s"]) for rank in block]
     return 1 / statistics.mean(rates)
 
@@ -40,22 +45,24 @@ def one(jobs: Jobs, names: list[str], network: str, options: Any) -> dict[str, l
             job.call("programs.build", 300, key="net", **given)
 
     def block(name: str, iterations: int) -> list[Any]:
-        # No barriers: ranks drift apart as they do in training.
-        with jobs.turn(name) as job:
+        # No barriers else: ranks drift apart as they do in training.
+        with jobs.turn("null" if name == IN_STEP else name) as job:
+            together = name == IN_STEP
             return job.call(
-                "programs.run", 300, key="net", iterations=iterations, warmup=2, together=False
+                "programs.run", 300, key="net", iterations=iterations, warmup=2, together=together
             )
 
     if not options.quick and "gradred" in names:
         block("gradred", SETTLE_STEPS)
-    trial = {name: step_s(block(name, 5)) for name in names}
+    trial = {name: step_s(name, block(name, 5)) for name in names}
     wished = options.block_s or NETWORKS[network]
     iterations = max(2 if options.quick else 8, int(wished / min(trial.values())))
-    found = alternate(names, options.rounds, lambda name: block(name, iterations))
+    turns = [*names, IN_STEP] if "null" in names else names
+    found = alternate(turns, options.rounds, lambda name: block(name, iterations))
     for name in names:
         with jobs.turn(name) as job:
             job.call("programs.forget", key="net")
-    return {name: [step_s(b) for b in blocks] for name, blocks in found.items()}
+    return {name: [step_s(name, b) for b in blocks] for name, blocks in found.items()}
 
 
 def copy_gb_s(jobs: Jobs, nbytes: int) -> float:
@@ -112,9 +119,9 @@ def report_network(
     head = [f"{network}, {facts['nbytes'] / 1e6:.1f} MB of gradients", "step", "images/s"]
     head += ["of independent", "cost", "of the step"]
     print("\n" + table(head, rows), flush=True)
-    mine, without = (
+    mine, without, in_step = (
         next(r for r in report.rows if (r["network"], r["contestant"]) == (network, name))
-        for name in ("gradred", "null")
+        for name in ("gradred", "null", IN_STEP)
     )
     # Packed, summed and unpacked: each byte is read and written three times.
     counted = 6 * facts["nbytes"] / (gb_s * 1e9)
@@ -122,7 +129,8 @@ def report_network(
         f"{1e3 * mine['cost_s']:.2f} ms of {1e3 * null:.1f}; counted bytes, 6 x "
         f"{facts['nbytes'] / 1e6:.1f} MB at {gb_s:.1f} GB/s, {1e3 * counted:.2f} ms, "
         f"{100 * counted / null:.1f} %; without communication {without['of_independent']:.3f} of "
-        f"independent processes"
+        f"independent processes, and {in_step['of_independent']:.3f} where the ranks wait for each "
+        f"other, {1e3 * in_step['cost_s']:.2f} ms"
     )
     if network == "dense":
         what = "dense network: 1 - images/s over independent processes"

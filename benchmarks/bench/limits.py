@@ -21,7 +21,7 @@ class Limit:
     benchmark: str
     pattern: str
     by: str
-    tried: str = ""  # without enough gain to stay
+    tried: str  # without enough gain to stay
 
 
 def find(benchmark: str, what: str) -> Limit | None:
@@ -45,13 +45,16 @@ LIMITS = (
         r"16 bytes after .* of silence.*",
         "What wakes slowly are TensorFlow's own threads: the same call without communication takes "
         "most of it.",
+        "TF_NUM_INTEROP_THREADS=1 and 2, of which neither changes it",
     ),
     Limit(
         "allreduce",
         r".* 16 B, \d ranks: gradred over mpi",
-        "A call that was made before takes about 1 us in Python and 4 in the engine, where "
-        "batch, round and group are objects of their own; where ranks share a core each of them "
-        "is also a switch of threads.",
+        "A call that was made before takes about 1 us in Python and 4 in the engine, on slower "
+        "cores three times that, where batch, round and group are objects of their own: one rank "
+        "alone takes as long. Where ranks share a core each of them is also a switch of threads.",
+        "a flag for each rank on a line of its own in place of counters, with and without a ring "
+        "where nobody sleeps: no difference on 2 ranks",
     ),
     Limit(
         "allreduce",
@@ -65,6 +68,21 @@ LIMITS = (
         r".* 64 KB, 4 ranks: gradred over mpi",
         "Ranks share cores: each hand-over between them is a switch of threads, and a call has "
         "two, the agreement and the sum.",
+        "3, 64, 100 and 150 looks before a waiting rank sleeps, in place of 24",
+    ),
+    Limit(
+        "allreduce",
+        r".* (64 KB|1 MB), 2 ranks: gradred over mpi",
+        "What a call takes on one rank alone, as of 16 bytes, is most of the difference.",
+        "a flag for each rank on a line of its own in place of counters: no difference",
+    ),
+    Limit(
+        "allreduce",
+        r"b?float16 1 MB, 2 ranks: over the copy loop",
+        "The call itself, as of 16 bytes, a quarter of the copy loop's time; and arithmetic: halves "
+        "are summed in float32, which takes 24 us (bfloat16 37) for a rank's half of 1 MB where "
+        "float32 takes 19, and the loop adds them as integers.",
+        "packing past the caches, windows of 16 chunks, chunks of 64, 256 and 512 KiB",
     ),
     Limit(
         "allreduce",
@@ -79,23 +97,27 @@ LIMITS = (
         r".* \d+ MB, 4 ranks: gradred over mpi",
         "Bytes and switches: what is added to the copy loop's time is hand-overs between ranks "
         "that share a core.",
+        "3, 64, 100 and 150 looks before a waiting rank sleeps, in place of 24",
     ),
     Limit(
         "train",
         r"50 MB network: cost.*",
         "Ranks compute on all cores, so the counted bytes take their time from compute; nothing "
-        "hides them where no core is spare.",
+        "hides them where no core is spare. The rest is waiting for the slower rank: see what "
+        "ranks that wait for each other lose without communication.",
+        "one group, a group a tensor, equal counts, equal bytes, layers: overlap.json",
     ),
     Limit(
         "train",
         r"wide: step over tuned",
         "Both are bound by the counted bytes; the difference is within what runs differ by.",
+        "one group, a group a tensor, equal counts, equal bytes, layers: overlap.json",
     ),
     Limit(
         "train",
         r"dense network: .*",
-        "What the same program loses without communication, and the counted bytes, leave nothing "
-        "of the 2 %.",
+        "What ranks that wait for each other lose without communication, and the counted bytes, "
+        "leave nothing of the 2 %.",
         "one wait for all gradients in place of one each",
     ),
     Limit(
@@ -112,8 +134,10 @@ LIMITS = (
     Limit(
         "timeline",
         r".*: on over off",
-        "Two events a tensor, about 25 ns each with their memory, and the writer's thread on a "
-        "core that computes.",
+        "Two looks at the clock, 28 ns each, for each piece of 128 KiB that is packed, summed or "
+        "unpacked, 2,500 a step; two events a tensor, about 25 ns each with their memory; and the "
+        "writer's thread on a core that is busy. Nothing is computed here: see the steps with "
+        "TensorFlow in step.json.",
         "leaving out callbacks of less than 1 us, a third of the events",
     ),
 )

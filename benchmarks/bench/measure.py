@@ -13,7 +13,17 @@ from typing import Any
 
 from bench.native import Region
 
-__all__ = ["SETTLE_STEPS", "Block", "Figures", "engine_threads", "loop", "me", "start", "summarize"]
+__all__ = [
+    "SETTLE_STEPS",
+    "Block",
+    "Figures",
+    "engine_threads",
+    "loop",
+    "me",
+    "slowest",
+    "start",
+    "summarize",
+]
 
 # After so many steps a plan of gradred that is measured (groups="auto") has been chosen.
 SETTLE_STEPS = 130
