@@ -32,7 +32,7 @@ RUNS = {
     "negotiation": "negotiation.py --rank-counts 2,4 --names 1,100,10000 --rounds 1 --calls 30"
     " --idle-s 3",
     "overlap": "overlap.py --rounds 3 --iterations 6 --layers 7 --keep 6",
-    "step": "step.py --rounds 5 --iterations 6",
+    "step": "step.py --rounds 3 --iterations 6",
     "train": "train.py --rounds 4",
     "algorithms": "algorithms.py --rounds 2",
     "hierarchical": "hierarchical.py --rounds 3",
