@@ -32,7 +32,9 @@ RUNS = {
     "negotiation": "negotiation.py --rank-counts 2,4 --names 1,100,10000 --rounds 1 --calls 30"
     " --idle-s 3",
     "overlap": "overlap.py --rounds 3 --iterations 6 --layers 7 --keep 6",
-    "step": "step.py --rounds 3 --iterations 6",
+    # Apart: all modes in one run need more than 24 GB, most of it the peers'.
+    "step": "step.py --rounds 3 --iterations 6 --modes grouped,tape",
+    "step-each": "step.py --rounds 3 --iterations 6 --modes each",
     "train": "train.py --rounds 4",
     "algorithms": "algorithms.py --rounds 2",
     "hierarchical": "hierarchical.py --rounds 3",

@@ -80,9 +80,9 @@ LIMITS = (
     Limit(
         "allreduce",
         r"b?float16 1 MB, 2 ranks: over the copy loop",
-        "The call itself, as of 16 bytes, a quarter of the copy loop's time; and arithmetic: halves "
-        "are summed in float32, which takes 24 us (bfloat16 37) for a rank's half of 1 MB where "
-        "float32 takes 19, and the loop adds them as integers.",
+        "The call itself, as of 16 bytes, a quarter of the copy loop's time; and arithmetic: "
+        "halves are summed in float32, which takes 24 us (bfloat16 37) for a rank's half of 1 MB "
+        "where float32 takes 19, and the loop adds them as integers.",
         "packing past the caches, windows of 16 chunks, chunks of 64, 256 and 512 KiB",
     ),
     Limit(
