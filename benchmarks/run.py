@@ -28,7 +28,7 @@ RUNS = {
     "allreduce-2-256mb": "allreduce.py --ranks 2 --dtypes float32 --rounds 2 --silences 0"
     " --contestants gradred,graph,mpi,tuned,hvd_gloo,torch,copy --sizes 268435456",
     "allreduce-4": "allreduce.py --ranks 4 --dtypes float32 --rounds 3 --silences 0"
-    f" --contestants gradred,mpi,tuned,copy --sizes {_LARGE},4194304",
+    f" --contestants gradred,mpi,tuned,copy --sizes 16,{_LARGE},4194304",
     "negotiation": "negotiation.py --rank-counts 2,4 --names 1,100,10000 --rounds 1 --calls 30"
     " --idle-s 3",
     "overlap": "overlap.py --rounds 3 --iterations 6 --layers 7 --keep 6",
