@@ -114,7 +114,7 @@ old-environment: build
 	else echo 'gradred: TensorFlow 2.15 and horovodrun are not tested: they need Python 3.10 or 3.11'; fi
 
 $(OLD_STAMPS)/packages-$(MPI): pyproject.toml
-	$(OLD_PY) -m pip install -q $(TF_PACKAGE)==2.15.1 'keras<3' 'numpy<2' 'pybind11>=2.12' 'pytest>=8' \
+	$(OLD_PY) -m pip install -q $(TF_PACKAGE)==2.15.1 'keras<3' 'numpy<2' 'pybind11>=2.12' 'pytest>=8' 'scipy>=1.9' \
 	  $(if $(filter system,$(MPI)),,$(MPI) 'mpi4py>=4')
 	@mkdir -p $(OLD_STAMPS) && touch $@
 

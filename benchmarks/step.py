@@ -6,8 +6,6 @@ python benchmarks/step.py --out benchmarks/results/step.json
 from __future__ import annotations
 
 import random
-import statistics
-import tempfile
 from typing import Any
 
 import contestants
@@ -39,10 +37,9 @@ def large(count: int = 28, total_mb: float = 224.0) -> list[int]:
     return [int(total_mb * 1e6 / 4 / count)] * count
 
 
-def start(jobs: Jobs, ranks: int, report: Report, folder: str) -> list[str]:
-    """The contestants that there are, and the copy loop. folder: for timelines."""
-    timeline = {"timeline": ("gradred", {"GRADRED_TIMELINE": f"{folder}/timeline"})}
-    names = trainers.start(jobs, {**PEERS, **timeline}, ranks, report)
+def start(jobs: Jobs, ranks: int, report: Report) -> list[str]:
+    """The contestants that there are, and the copy loop."""
+    names = trainers.start(jobs, PEERS, ranks, report)
     jobs.start("copy", ranks, launcher="local")
     with jobs.turn("copy") as job:
         job.call("contestants.begin", kind="copy")
@@ -73,7 +70,7 @@ def one(
 
     planned = mode == "tape" and not options.quick
     for name in names:  # first agreements, buffers, measured plans
-        block(name, SETTLE_STEPS if planned and name in ("gradred", "timeline") else 3)
+        block(name, SETTLE_STEPS if planned and name == "gradred" else 3)
     blocks = alternate([*names, "copy"], options.rounds, block)
     for name in names:
         with jobs.turn(name) as job:
@@ -102,10 +99,6 @@ def targets(
         if peer in figures:
             ratio = ours.median_s / figures[peer].median_s
             report.targets.append(Target(f"{what}, {mode}: over {peer}", ratio, 1.0))
-    if "timeline" in figures:
-        pairs = zip(figures["timeline"].medians_s, ours.medians_s, strict=True)  # of blocks
-        more = statistics.median(on / off for on, off in pairs) - 1
-        report.targets.append(Target(f"{what}, {mode}: timeline", 100 * more, 1.0, "%"))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -120,8 +113,8 @@ def main(argv: list[str] | None = None) -> None:
         sets = {"8 gradients": many(8, 1.0)}
     report = Report("step", dict(vars(options)))
     bars: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder, Jobs() as jobs:
-        names = start(jobs, options.ranks, report, folder)
+    with Jobs() as jobs:
+        names = start(jobs, options.ranks, report)
         for what, counts in sets.items():
             nbytes = 4 * sum(counts)
             with jobs.turn("copy") as job:

@@ -197,7 +197,7 @@ def ranks_part(
     marks: str = "ranks",
 ) -> Part:
     """One job of `size` ranks in which pytest runs on all of them."""
-    part = pytest_part(name, python, where, marks, 900.0)
+    part = pytest_part(name, python, where, marks, 1800.0)
     launcher = "local" if local else "auto"
     launch = [python, "-m", "gradred.launch", "run", "-np", str(size), "--no-tag"]
     part.command = [*launch, "--launcher", launcher, "--bind", "none", *part.command]
@@ -218,10 +218,10 @@ def plan(native: str, old_python: str | None) -> list[Part]:
     ctest = shutil.which("ctest", path=os.path.dirname(python)) or "ctest"
     others = [f"--ignore={folder}" for folder in _JOBS]
     parts = [
-        Part("native", [ctest, "--test-dir", native, "-j2", "-V"], count_native, 900.0),
-        pytest_part("launch", python, ["tests", *others], "launch", 900.0, beside=True),
-        pytest_part("jobs", python, _JOBS, "launch", 900.0, beside=True),
-        pytest_part("unit", python, ["tests"], "not launch", 600.0, beside=True),
+        Part("native", [ctest, "--test-dir", native, "-j2", "-V"], count_native, 1800.0),
+        pytest_part("launch", python, ["tests", *others], "launch", 1800.0, beside=True),
+        pytest_part("jobs", python, _JOBS, "launch", 1800.0, beside=True),
+        pytest_part("unit", python, ["tests"], "not launch", 1800.0, beside=True),
     ]
     arrays, local = with_rank_tests(_ARRAYS), with_rank_tests(_LOCAL)
     frameworks = with_rank_tests(_FRAMEWORKS)

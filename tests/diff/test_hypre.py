@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("scipy.sparse.linalg")
-
 SIDE = 16  # unknowns along a side of a square
 FEW = 25  # iterations of a preconditioned solve; without, some hundred
 

@@ -10,16 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
+import scipy.sparse.linalg
 
 import gradred
 import tensorflow as tf
 from diff.cases import everywhere, random
 from gradred import diff
 from gradred.diff import sparse
-
-pytest.importorskip("scipy.sparse.linalg")
-import scipy.sparse
-import scipy.sparse.linalg
 
 pytestmark = [pytest.mark.ranks(1, 2, 3, 4)]
 

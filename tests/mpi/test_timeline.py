@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -62,6 +63,33 @@ def test_from_init_to_the_end(run_ranks, tmp_path, launcher: str) -> None:
     assert trace.merge(files, str(tmp_path / "all.json")) == 0
     merged = json.loads((tmp_path / "all.json").read_text())
     assert {e["pid"] for e in merged} == {1, 2}
+
+
+TOGETHER = """
+import sys
+import numpy as np
+import gradred as gr
+gr.init()
+arrays = [np.ones(1 << 18, np.float32) for _ in range(24)]
+gr.start_timeline(sys.argv[1])
+for _ in range(5):
+    handles = [gr.allreduce_async(a, gr.Max, f"call {i}", out=a) for i, a in enumerate(arrays)]
+    for handle in handles:
+        handle.wait()
+gr.stop_timeline()
+"""
+
+
+def test_calls_of_a_tensor_each_run_together(run_ranks, tmp_path) -> None:
+    """And no more of them than buffers are kept for; see Note [Groups that run together]."""
+    result = run_ranks(2, TOGETHER, [str(tmp_path / "t.json")])
+    assert result.returncode == 0, result.text
+    for path in files_of(tmp_path, 2):
+        reduces = [i for i in intervals(read(path).events) if i.phase == "reduce"]
+        assert len(reduces) == 5 * 24
+        changes = sorted([(i.begin, 1) for i in reduces] + [(i.end, -1) for i in reduces])
+        most = max(itertools.accumulate(change for _, change in changes))
+        assert 2 <= most <= 8
 
 
 START = """

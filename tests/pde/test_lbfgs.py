@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.optimize
 
 import gradred
 import tensorflow as tf
@@ -30,16 +31,15 @@ def start():
 
 
 def test_reaches_scipys_minimum_with_as_much_work():
-    optimize = pytest.importorskip("scipy.optimize")
     state = minimize_lbfgs(
         rosenbrock, start(), iterations=400, gradient_tolerance=1e-8, value_tolerance=0
     )
     assert state.converged
     np.testing.assert_allclose(state.x, 1.0, atol=1e-8)
-    theirs = optimize.minimize(
-        optimize.rosen,
+    theirs = scipy.optimize.minimize(
+        scipy.optimize.rosen,
         start(),
-        jac=optimize.rosen_der,
+        jac=scipy.optimize.rosen_der,
         method="L-BFGS-B",
         options=dict(gtol=1e-8, ftol=0, maxiter=400),
     )
