@@ -78,12 +78,15 @@ class Spec:
         entries: list[_Entry],
         group_ends: Sequence[int],
     ) -> None: ...
-    def reduce(self, array: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
-        """Runs the only entry, whose dtype and shape are the array's.
+    def run(self, array: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
+        """Runs the only entry, a reduction; its dtype and shape are the array's.
 
         None, and nothing is done: where the array is not contiguous, ``out`` does not fit it, or a
         fresh result has no NumPy type.
         """
+
+    def start(self, array: np.ndarray, out: np.ndarray | None) -> Handle | None:
+        """The same, not waited for."""
 
 def start(
     spec: Spec,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gradred.calls import Call, Handle, Result
-from gradred.collectives import copying, exchange, gathering, reduction
+from gradred.collectives import copying, exchange, gathering, know, known, reduction
 from gradred.process_sets import ProcessSet, global_process_set
 from gradred.reduce_ops import ReduceOp
 
@@ -41,8 +41,13 @@ def allreduce_async(
 ) -> Handle[np.ndarray]:
     """Starts an ``allreduce``. Collective; does not wait."""
     factors = (prescale_factor, postscale_factor)
+    key, spec = known(array, op, name, factors, process_set, wire)
+    if spec is not None and (batch := spec.start(array, out)) is not None:
+        return Handle(batch, _first if out is None else lambda results: out)
     call = reduction("allreduce", [array], op, name, factors, process_set, wire, out)
-    return _only(call).start()
+    handle = _only(call).start()
+    know(key, array, call)
+    return handle
 
 
 def grouped_allreduce_async(
@@ -102,6 +107,12 @@ def broadcast_async(
 ) -> Handle[np.ndarray]:
     """Starts a ``broadcast``. Collective; does not wait."""
     return copying(array, root_rank, name, process_set).start()
+
+
+def _first(results: list[Result]) -> np.ndarray:
+    [(array, _, _)] = results
+    assert array is not None  # a reduction has an output
+    return array
 
 
 def _only(call: Call[list[np.ndarray]]) -> Call[np.ndarray]:

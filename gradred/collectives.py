@@ -78,21 +78,13 @@ def allreduce(
         Mismatch: ranks differ in shape, dtype, op, factors or wire. The same on all ranks.
         Abandoned: another rank gave up. NotInitialized: before ``init()``.
     """
-    key, factors = None, (prescale_factor, postscale_factor)
-    if type(array) is np.ndarray:
-        key = _key_of(array, op, name, factors, process_set, wire)
-        try:
-            known = _known.get(key)
-        except TypeError:  # of an argument that has no hash: it is refused below
-            key = known = None
-        if known is not None:
-            result = known.reduce(array, out)
-            if result is not None:
-                return result
+    factors = (prescale_factor, postscale_factor)
+    key, spec = known(array, op, name, factors, process_set, wire)
+    if spec is not None and (result := spec.run(array, out)) is not None:
+        return result
     call = reduction("allreduce", [array], op, name, factors, process_set, wire, out)
-    result = call.run()[0]
-    if key is not None and call.inputs[0] is array:
-        _know(key, call.spec)
+    [result] = call.run()
+    know(key, array, call)
     return result
 
 
@@ -312,15 +304,20 @@ def reduction(
 # Allreduces of one array that were good before: they need none of the checks of ``reduction``.
 # Under the settings of one ``init``.
 _Key = tuple[Any, ...]
-_known: dict[_Key | None, core.Spec] = {}
+_known: dict[_Key, core.Spec] = {}
 _known_under: Any = None
 
 
-def _key_of(
-    array: np.ndarray, op: Any, name: Any, factors: Any, process_set: Any, wire: Any
-) -> _Key | None:
-    """What makes two calls of ``allreduce`` the same, but for contents and ``out``; or None."""
+def known(
+    array: Any, op: Any, name: Any, factors: Any, process_set: Any, wire: Any
+) -> tuple[_Key | None, core.Spec | None]:
+    """Of arguments of ``allreduce``, for the function that a caller outside of gradred has called.
+
+    What makes two calls the same, but for contents and ``out``, or None; and the spec, if known.
+    """
     global _known_under
+    if type(array) is not np.ndarray:
+        return None, None
     settings = basics.current_settings()
     if _known_under is not settings:
         _known.clear()
@@ -328,17 +325,23 @@ def _key_of(
     if not name:
         frame = sys._getframe(2)
         if frame.f_globals.get("__name__", "").startswith("gradred."):
-            return None  # the line that names the call is farther out
+            return None, None  # the line that names the call is farther out
         name = (frame.f_code, frame.f_lineno)
     number = getattr(process_set, "process_set_id", None)  # it has another when added again
-    return (name, op, array.dtype, array.shape, factors, process_set, number, wire)
+    key = (name, op, array.dtype, array.shape, factors, process_set, number, wire)
+    try:
+        return key, _known.get(key)
+    except TypeError:  # of an argument that has no hash: it will be refused
+        return None, None
 
 
-def _know(key: _Key, spec: core.Spec | None) -> None:
-    assert spec is not None  # there was an array
+def know(key: _Key | None, array: Any, call: Call[list[np.ndarray]]) -> None:
+    """Keeps the spec of a call on an array that was good as it is."""
+    if key is None or call.spec is None or call.inputs[0] is not array:
+        return
     if len(_known) >= _MOST_SPECS:
         _known.clear()
-    _known[key] = spec
+    _known[key] = call.spec
 
 
 # Calls in a loop make the same spec again and again, and the ranks agree faster on a known one.

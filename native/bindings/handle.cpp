@@ -303,17 +303,29 @@ bool Fits(const py::array& array, const py::object& out) {
   return a == b || a + array.nbytes() <= b || b + array.nbytes() <= a;
 }
 
-py::object ReduceOne(const Spec& spec, const py::array& array, const py::object& out) {
+// A call on one array that was found good before, in all but the memory; null: it is not.
+std::unique_ptr<Handle> MakeOne(const Spec& spec, const py::array& array, const py::object& out) {
   const bool fresh = out.is_none();
-  if ((array.flags() & py::array::c_style) == 0) return py::none();
-  if (fresh ? spec.spec->entries[0].dtype == DType::kBfloat16 : !Fits(array, out))
-    return py::none();
+  if ((array.flags() & py::array::c_style) == 0) return nullptr;
+  if (fresh ? spec.spec->entries[0].dtype == DType::kBfloat16 : !Fits(array, out)) return nullptr;
   FreeOrphans();
   std::vector<py::object> outputs;
   if (!fresh) outputs.push_back(out);
-  Handle handle(spec.spec, {array}, Splits{}, std::move(outputs));
-  LaunchAndFinish(&handle);
-  return handle.Output(0);
+  return std::make_unique<Handle>(spec.spec, std::vector<py::object>{array}, Splits{},
+                                  std::move(outputs));
+}
+
+std::unique_ptr<Handle> StartOne(const Spec& spec, const py::array& array, const py::object& out) {
+  auto handle = MakeOne(spec, array, out);
+  if (handle) handle->Launch(engine::Then::kStep);
+  return handle;
+}
+
+py::object RunOne(const Spec& spec, const py::array& array, const py::object& out) {
+  const auto handle = MakeOne(spec, array, out);
+  if (!handle) return py::none();
+  LaunchAndFinish(handle.get());
+  return handle->Output(0);
 }
 
 }  // namespace
@@ -329,7 +341,8 @@ void BindHandle(py::module_& m) {
              return Spec{MakeSpec(name, process_set, entries, std::move(group_ends))};
            }),
            py::arg("name"), py::arg("process_set"), py::arg("entries"), py::arg("group_ends"))
-      .def("reduce", &ReduceOne, py::arg("array"), py::arg("out").none(true));
+      .def("run", &RunOne, py::arg("array"), py::arg("out").none(true))
+      .def("start", &StartOne, py::arg("array"), py::arg("out").none(true));
   const auto call = [&m](const char* name, auto function) {
     m.def(name, function, py::arg("spec"), py::arg("inputs"),
           py::arg("outputs") = std::vector<py::object>{}, py::arg("splits") = Splits{});

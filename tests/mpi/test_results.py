@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import resource
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -67,13 +69,20 @@ def test_wrong_outs() -> None:
         gr.allreduce(memory[:12], name="x", out=memory[4:16])
 
 
-def test_a_known_call(size: int) -> None:
+def waited_for(*args: Any, **options: Any) -> np.ndarray:
+    return gr.allreduce_async(*args, **options).wait()
+
+
+@pytest.mark.parametrize("allreduce", [gr.allreduce, waited_for])
+def test_a_known_call(allreduce: Callable[..., np.ndarray], size: int) -> None:
     """A call that was good before is not checked anew, but for what may differ in it."""
     mine = np.arange(12, dtype=np.float32).reshape(3, 4)
     half = mine.astype(ml_dtypes.bfloat16)
 
     def total(array: object, out: np.ndarray | None = None) -> np.ndarray:
-        return gr.allreduce(array, gr.Sum, name="known", out=out)
+        result = allreduce(array, gr.Sum, name="known", out=out)
+        assert out is None or result is out
+        return result
 
     for _ in range(2):
         assert (total(mine) == size * mine).all()
@@ -83,7 +92,7 @@ def test_a_known_call(size: int) -> None:
             assert result.dtype == other.dtype.newbyteorder("=")
         assert (total(mine.tolist()) == size * mine).all()
         for array in (mine, mine[0], mine.astype(np.int32)):  # of one line
-            assert (gr.allreduce(array, gr.Sum) == size * array).all()
+            assert (allreduce(array, gr.Sum) == size * array).all()
     memory = np.zeros(20, np.float32)
     frozen = mine.copy()
     frozen.flags.writeable = False
@@ -99,7 +108,7 @@ def test_a_known_call(size: int) -> None:
         with pytest.raises(gr.InvalidArgument, match="allreduce of 'known': out: "):
             total(array, out=out)
     with pytest.raises(gr.InvalidArgument, match="op="):
-        gr.allreduce(mine, [gr.Sum], name="known")
+        allreduce(mine, [gr.Sum], name="known")
 
 
 def test_memory_of_results_is_used_again(rank: int) -> None:
