@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensorflow.python.eager import record
+
 import tensorflow as tf
 from gradred import basics
 from gradred.compression import Compressor
@@ -36,7 +38,17 @@ NO_WIRE = Compressor("none")
 _ONE = (1.0, 1.0)
 
 Tensors = Sequence[tf.Tensor]
-_custom_gradient: Callable[[Callable[..., Any]], Callable[..., Any]] = tf.custom_gradient
+
+
+def _custom_gradient(function: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+    """``tf.custom_gradient``; its 0.3 ms in eager mode only where something may be recorded."""
+
+    def call(*inputs: tf.Tensor) -> Any:
+        if tf.executing_eagerly() and not record.could_possibly_record():
+            return function(*inputs)[0]
+        return tf.custom_gradient(function)(*inputs)
+
+    return call
 
 
 def allreduce(
