@@ -183,7 +183,11 @@ def latency_part(contest: Contest, report: Report, options: Any, meetings: str) 
         note = f"the call {time_text(null)}, raw MPI {time_text(mpi)}; {meetings}"
         limit = (mpi + null + 25e-6) * 1e6
         report.targets.append(Target("16 bytes in a tf.function", graph * 1e6, limit, "us", note))
-    if options.silences:
+    if (ratio := _ratio(figures, "eager", "hvd_eager")) is not None:
+        times = (time_text(figures[name].median_s) for name in ("eager", "hvd_eager"))
+        note = f"{' and '.join(times)}; {meetings}"
+        report.targets.append(Target("16 bytes, eager: over tuned Horovod", ratio, 1.0, "", note))
+    if options.silences and {"graph", "gradred"} & set(contest.names):
         silence_part(contest, report, options)
 
 

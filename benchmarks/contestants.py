@@ -51,6 +51,7 @@ KINDS = {
     "tuned": Kind(
         "HorovodGraph", "Horovod, cycle of 0.1 ms, MPI that yields", ("horovod",), _TUNED
     ),
+    "hvd_eager": Kind("HorovodEager", "tuned Horovod, eager TensorFlow", ("horovod",), _TUNED),
     "hvd_gloo": Kind(
         "HorovodGloo",
         "Horovod over Gloo",
@@ -167,7 +168,6 @@ class _Graph(Contestant):
         import tensorflow as tf
 
         self._tf = tf
-        self._functions: dict[str, Any] = {}
         self._init()
 
     @abstractmethod
@@ -209,15 +209,6 @@ class GradredGraph(_Graph):
         return self._lib.allreduce(gradient, op=self._lib.Sum)
 
 
-class GradredEager(GradredGraph):
-    def tensor(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-        self._input = self._tf.constant(tensor.source)
-
-    def run(self) -> None:
-        self._output = self._lib.allreduce(self._input, op=self._lib.Sum, name="eager")
-
-
 class HorovodGraph(_Graph):
     def _init(self) -> None:
         import horovod.tensorflow as hvd
@@ -228,6 +219,25 @@ class HorovodGraph(_Graph):
 
     def _sum(self, gradient: Any) -> Any:
         return self._lib.allreduce(gradient, op=self._lib.Sum)
+
+
+class _Eager(_Graph):
+    """Without a tf.function, of a tensor that is there."""
+
+    def tensor(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._input = self._tf.constant(tensor.source)
+
+    def run(self) -> None:
+        self._output = self._lib.allreduce(self._input, op=self._lib.Sum, name="eager")
+
+
+class GradredEager(_Eager, GradredGraph):
+    pass
+
+
+class HorovodEager(_Eager, HorovodGraph):
+    pass
 
 
 class HorovodGloo(HorovodGraph):

@@ -1,6 +1,6 @@
 """All benchmarks, one after the other; results and pictures in benchmarks/results.
 
-make bench                                     (with peers: some 20 minutes)
+make bench                                     (with peers: some 40 minutes)
 python benchmarks/run.py --quick --out out     (a few minutes, figures mean nothing)
 python benchmarks/run.py --missed              (no run: the targets that the results do not reach)
 """
@@ -27,7 +27,7 @@ RUNS = {
     f" --contestants gradred,graph,tuned,hvd_gloo,torch,copy --sizes {_LARGE}",
     "allreduce-2-256mb": "allreduce.py --ranks 2 --dtypes float32 --rounds 2 --silences 0"
     " --contestants gradred,graph,mpi,tuned,hvd_gloo,torch,copy --sizes 268435456",
-    "allreduce-4": "allreduce.py --ranks 4 --dtypes float32 --rounds 3 --silences 0"
+    "allreduce-4": "allreduce.py --ranks 4 --dtypes float32 --rounds 8 --silences 0"
     f" --contestants gradred,mpi,tuned,copy --sizes 16,{_LARGE},4194304",
     "negotiation": "negotiation.py --rank-counts 2,4 --names 1,100,10000 --rounds 1 --calls 30"
     " --idle-s 3",
@@ -35,7 +35,7 @@ RUNS = {
     # Apart: all modes in one run need more than 24 GB, most of it the peers'.
     "step": "step.py --rounds 3 --iterations 6 --modes grouped,tape",
     "step-each": "step.py --rounds 3 --iterations 6 --modes each",
-    "train": "train.py --rounds 4",
+    "train": "train.py --rounds 8",
     "algorithms": "algorithms.py --rounds 2",
     "hierarchical": "hierarchical.py --rounds 3",
     "memory": "memory.py",
