@@ -222,7 +222,7 @@ def barrier(name: str | None = None, *, process_set: ProcessSet = global_process
     """Returns when all ranks of the process set have called it."""
     number = member_of(process_set, _what("barrier", name))
     domain = name or f"barrier.{_call_site()}"
-    core.run(core.Spec(domain, number, [_entry("barrier", domain, "uint8", ())], []), [None])
+    core.run(_spec(domain, number, [("barrier", domain, "uint8", ())]), [None])
 
 
 def exchange(
@@ -237,14 +237,14 @@ def exchange(
     number = member_of(process_set, what)
     counts = None if splits is None else _splits(splits, what, number)
     domain = name or _unnamed("alltoall", [value])
-    entry = _entry("alltoall", domain, value.dtype, value.array.shape)
+    spec = _spec(domain, number, [("alltoall", domain, value.dtype, value.array.shape)])
 
     def result(results: list[Result]) -> Any:
         [(array, _, received)] = results
         rows = value.result(_present(array))
         return rows if splits is None else (rows, np.array(received, np.int64))
 
-    return Call(core.Spec(domain, number, [entry], []), [value.array], result, splits=[counts])
+    return Call(spec, [value.array], result, splits=[counts])
 
 
 def copying(
@@ -260,9 +260,8 @@ def copying(
             f"({', '.join(map(str, process_set.ranks))})"
         )
     domain = name or _unnamed("broadcast", [value])
-    entry = _entry("broadcast", domain, value.dtype, value.array.shape)
-    entry["root"] = int(root_rank)
-    spec = core.Spec(domain, number, [entry], [])
+    entry = ("broadcast", domain, value.dtype, value.array.shape)
+    spec = _spec(domain, number, [entry], root=int(root_rank))
     return Call(spec, [value.array], lambda results: value.result(_present(results[0][0])))
 
 
@@ -295,8 +294,8 @@ def reduction(
         return Call(None, [], lambda results: [])
     domain = name or _unnamed(operation, values)
     kind = "reducescatter" if scatter else "allreduce"
-    key = (domain, number, kind, reduce_op, factors, wire)
-    spec = _spec((*key, *((value.dtype, value.array.shape) for value in values)))
+    entries = _entries(kind, domain, values)
+    spec = _spec(domain, number, entries, reduce_op, factors, wire)
     result = _results_of(values) if out is None else lambda results: [out]
     return Call(spec, [value.array for value in values], result, outputs)
 
@@ -349,28 +348,48 @@ _specs: dict[tuple[Any, ...], core.Spec] = {}
 _MOST_SPECS = 1024
 
 
-def _spec(key: tuple[Any, ...]) -> core.Spec:
-    """The spec of a reduction.
+_Entry = tuple[str, str, str, tuple[int, ...]]  # operation, label, dtype, shape
 
-    key: name, process set, operation, reduction, factors, wire, and of each tensor dtype and shape.
-    """
+
+def _spec(
+    domain: str,
+    process_set: int,
+    entries: Sequence[_Entry],
+    reduce_op: str = "sum",
+    factors: tuple[float, float] = (1.0, 1.0),  # prescale, postscale
+    wire: str = "none",
+    root: int = 0,
+) -> core.Spec:
+    key = (domain, process_set, *entries, reduce_op, factors, wire, root)
     spec = _specs.get(key)
     if spec is not None:
         return spec
-    domain, number, kind, reduce_op, factors, wire, *tensors = key
-    entries = []
-    for position, (dtype, shape) in enumerate(tensors):
-        label = domain if len(tensors) == 1 else f"{domain}/{position}"
-        entry = _entry(kind, label, dtype, shape)
-        entry["reduce_op"] = reduce_op
-        entry["prescale"], entry["postscale"] = factors
-        if wire != "none" and dtype in ("float32", "float64"):
-            entry["wire"] = wire
-        entries.append(entry)
     if len(_specs) >= _MOST_SPECS:
         _specs.clear()
-    spec = _specs[key] = core.Spec(domain, number, entries, [])
+    described: list[Any] = [
+        {
+            "label": label,
+            "op": operation,
+            "reduce_op": reduce_op,
+            "dtype": dtype,
+            "wire": wire if wire != "none" and dtype in ("float32", "float64") else dtype,
+            "shape": list(shape),
+            "prescale": factors[0],
+            "postscale": factors[1],
+            "root": root,
+        }
+        for operation, label, dtype, shape in entries
+    ]
+    spec = _specs[key] = core.Spec(domain, process_set, described, [])
     return spec
+
+
+def _entries(operation: str, domain: str, values: Sequence[Input]) -> list[_Entry]:
+    labels = [domain] if len(values) == 1 else [f"{domain}/{i}" for i in range(len(values))]
+    return [
+        (operation, label, value.dtype, value.array.shape)
+        for label, value in zip(labels, values, strict=True)
+    ]
 
 
 def gathering(
@@ -383,12 +402,7 @@ def gathering(
     if not values:
         return Call(None, [], lambda results: [])
     domain = name or _unnamed(operation, values)
-    labels = [domain] if len(values) == 1 else [f"{domain}/{i}" for i in range(len(values))]
-    entries = [
-        _entry("allgather", label, value.dtype, value.array.shape)
-        for label, value in zip(labels, values, strict=True)
-    ]
-    spec = core.Spec(domain, number, entries, [])
+    spec = _spec(domain, number, _entries("allgather", domain, values))
     return Call(spec, [value.array for value in values], _results_of(values))
 
 
@@ -424,20 +438,6 @@ def _what(operation: str, name: str | None) -> str:
     if name is not None:
         check_name(name, operation)
     return f"{operation} of '{name}'" if name else operation
-
-
-def _entry(operation: str, label: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
-    return {
-        "label": label,
-        "op": operation,
-        "reduce_op": "sum",
-        "dtype": dtype,
-        "wire": dtype,
-        "shape": list(shape),
-        "prescale": 1.0,
-        "postscale": 1.0,
-        "root": 0,
-    }
 
 
 def _present(array: np.ndarray | None) -> np.ndarray:
