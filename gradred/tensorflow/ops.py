@@ -165,7 +165,7 @@ def reduce_members(
         begin = ops.gradred_begin(domain=domain.key)
     graph.run_independently(begin.op)
     if len(tensors) == 1 and not absent:
-        only = ops.gradred_reduce(tensors[0], begin)
+        only = ops.gradred_reduce(tensors[0], begin).reduced
         graph.run_independently(only.op)
         return [only], {}
     submits = []

@@ -47,7 +47,7 @@ struct CallKey {
 // What a Submit hands over: TensorFlow's tensors, held until the engine is done with them.
 struct Staged {
   SharedTensor output;    // the result will be here
-  bool replaced = false;  // `output` is not what Submit emitted: Wait emits it
+  bool replaced = false;  // `output` is not what Submit emitted: who waits emits it
   SharedTensor input;     // null: `output` holds the input
   bool absent = false;    // no gradient on this rank
 };

@@ -41,10 +41,10 @@ void* CreateSubmit(TF_OpKernelConstruction* construction) {
 }
 void DestroySubmit(void* kernel) { delete static_cast<SubmitKernel*>(kernel); }
 
-// Output 0 becomes the buffer that the engine works in: the gradient's own when TensorFlow says
-// that nobody else reads it. If not, the engine works in touched pages, and what TensorFlow has
-// allocated is never written, so it costs next to nothing.
-Staged Stage(TF_OpKernelContext* context, bool absent) {
+// The output `staged` becomes the buffer that the engine works in: the gradient's own when
+// TensorFlow says that nobody else reads it. If not, the engine works in touched pages, and what
+// TensorFlow has allocated is never written, so it costs next to nothing.
+Staged Stage(TF_OpKernelContext* context, int output_index, bool absent) {
   TensorPtr input = Input(context, 0);
   const engine::Shape shape = ShapeOf(input.get());
   input.reset();  // our own reference would forbid the reuse
@@ -53,7 +53,8 @@ Staged Stage(TF_OpKernelContext* context, bool absent) {
   TfStatus status;
   Staged staged;
   TF_Tensor* output = TheApi().ForwardInputOrAllocateOutput(
-      context, &candidate, 1, 0, shape.data(), static_cast<int>(shape.size()), &forwarded, status);
+      context, &candidate, 1, output_index, shape.data(), static_cast<int>(shape.size()),
+      &forwarded, status);
   status.ThrowIfError();
   staged.output = SharedTensor(output, DeleteTensor());
   staged.absent = absent;
@@ -70,7 +71,7 @@ Staged Stage(TF_OpKernelContext* context, bool absent) {
 
 void Submit(void* kernel, TF_OpKernelContext* context) {
   const auto* k = static_cast<const SubmitKernel*>(kernel);
-  Staged staged = Stage(context, k->absent);
+  Staged staged = Stage(context, 0, k->absent);
   const CallPtr call = CallTable::The().AddTicket(ScalarInput(context, 1));
   EmitTicket(context, 1, call->id());
   call->Submit(k->position, std::move(staged), engine::Then::kStep);
@@ -87,22 +88,20 @@ void* CreateWait(TF_OpKernelConstruction* construction) {
 }
 void DestroyWait(void* kernel) { delete static_cast<int*>(kernel); }
 
-// Ends the kernel with the result of `position` when the whole call has ended. `staged`: emits what
-// Submit has emitted, input 0; else output 0 is set already, but for a replacement.
-void EmitWhenFinished(TF_OpKernelContext* context, const CallPtr& call, int position, bool staged,
-                      bool step, Done done) {
+// Ends the kernel with the result of `position` when the whole call has ended: a replacement, else
+// what Submit has emitted, input 0.
+void EmitWhenFinished(TF_OpKernelContext* context, const CallPtr& call, int position, bool step,
+                      Done done) {
   // The callback is the call's, so it holds no reference to it.
-  const auto emit = [context, position, staged, call = call.get(),
+  const auto emit = [context, position, call = call.get(),
                      done = std::move(done)](const Status& failure) {
     try {
       ThrowIfError(failure);
       SharedTensor reduced = call->TakeReplacement(position);
-      if (reduced == nullptr && staged) reduced = Input(context, 0);
-      if (reduced != nullptr) {
-        TfStatus status;
-        TheApi().SetOutput(context, 0, reduced.get(), status);
-        status.ThrowIfError();
-      }
+      if (reduced == nullptr) reduced = Input(context, 0);
+      TfStatus status;
+      TheApi().SetOutput(context, 0, reduced.get(), status);
+      status.ThrowIfError();
     } catch (...) {
       Fail(context, CurrentException());
     }
@@ -113,23 +112,25 @@ void EmitWhenFinished(TF_OpKernelContext* context, const CallPtr& call, int posi
 
 void Wait(void* kernel, TF_OpKernelContext* context, Done done) {
   EmitWhenFinished(context, CallTable::The().Find(ScalarInput(context, 1)),
-                   *static_cast<const int*>(kernel), /*staged=*/true, Call::NoneWaits(),
-                   std::move(done));
+                   *static_cast<const int*>(kernel), Call::NoneWaits(), std::move(done));
 }
 
 // Submit, Join and Wait of a call that has one member. Each op costs microseconds, and there is
-// nothing to join.
+// nothing to join. An output can be set once only, so what Submit would emit has one of its own,
+// which nobody reads.
 void Reduce(void*, TF_OpKernelContext* context, Done done) {
   const CallPtr call = CallTable::The().Take(ScalarInput(context, 1));
   const bool step = Call::NoneWaits();
   try {
     const auto then = step ? engine::Then::kWait : engine::Then::kStep;
-    call->Submit(0, Stage(context, /*absent=*/false), then);
+    Staged staged = Stage(context, 1, /*absent=*/false);
+    staged.replaced = true;
+    call->Submit(0, std::move(staged), then);
   } catch (...) {
     call->Abandon(CurrentException().message());
     throw;
   }
-  EmitWhenFinished(context, call, 0, /*staged=*/false, step, std::move(done));
+  EmitWhenFinished(context, call, 0, step, std::move(done));
 }
 
 // How many ranks brought a tensor. The first input is there for the order: a result of the call.
@@ -138,6 +139,11 @@ void Present(void* kernel, TF_OpKernelContext* context) {
   const TensorPtr output = NewOutput(context, 0, TF_INT32, {});
   *static_cast<int32_t*>(DataOf(output.get())) =
       CallTable::The().Find(ScalarInput(context, 1))->present(position);
+}
+
+void ShapeReduce(TF_ShapeInferenceContext* context, TF_Status* status) {
+  ShapeOfInput(context, status);
+  if (TheApi().GetCode(status) == TF_OK) SetShapeOfInput(context, 1, status);
 }
 
 void ShapeSubmit(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -194,9 +200,9 @@ const std::vector<OpDefinition>& GraphOps() {
       {"GradredReduce",
        {kTensorType},
        {"tensor: T", "ticket: int64"},
-       {"reduced: T"},
+       {"reduced: T", "staged: T"},
        /*stateful=*/true,
-       &ShapeOfInput,
+       &ShapeReduce,
        nullptr,
        nullptr,
        nullptr,

@@ -16,11 +16,15 @@ class ShapeHandle {
 
 }  // namespace
 
-void ShapeOfInput(TF_ShapeInferenceContext* context, TF_Status* status) {
+void SetShapeOfInput(TF_ShapeInferenceContext* context, int output, TF_Status* status) {
   ShapeHandle shape(TheApi().NewShapeHandle());
   TheApi().ShapeInferenceContextGetInput(context, 0, shape, status);
   if (TheApi().GetCode(status) == TF_OK)
-    TheApi().ShapeInferenceContextSetOutput(context, 0, shape, status);
+    TheApi().ShapeInferenceContextSetOutput(context, output, shape, status);
+}
+
+void ShapeOfInput(TF_ShapeInferenceContext* context, TF_Status* status) {
+  SetShapeOfInput(context, 0, status);
 }
 
 void SetScalar(TF_ShapeInferenceContext* context, int output, TF_Status* status) {

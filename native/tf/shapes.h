@@ -8,6 +8,7 @@ namespace gradred::tf {
 // Output 0 has the shape of input 0.
 void ShapeOfInput(TF_ShapeInferenceContext* context, TF_Status* status);
 // Of an output.
+void SetShapeOfInput(TF_ShapeInferenceContext* context, int output, TF_Status* status);
 void SetScalar(TF_ShapeInferenceContext* context, int output, TF_Status* status);
 // Output 0 is a scalar.
 void ShapeScalar(TF_ShapeInferenceContext* context, TF_Status* status);

@@ -54,6 +54,30 @@ def test_reductions_of_every_dtype(mode, dtype, rank, size):
 
 
 @BOTH
+@pytest.mark.parametrize("count", [1, 16383, 16384, 300_000])  # from 64 KiB on in kept pages
+def test_tensors_that_are_read_elsewhere_too(mode, count, rank, size):
+    variable = tf.Variable(tf.fill([count], 1.0 + rank))
+    total = size * (size + 1) / 2
+
+    def run(x):
+        product = x * variable
+        reduced = [hvd.allreduce(t, op=hvd.Sum) for t in (x, x, variable, product)]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * x)
+        gradient = hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, variable)
+        return x, product, *reduced, gradient
+
+    for _ in range(2):
+        x, product, *reduced, gradient = modes(run)[mode](tf.fill([count], 1.0 + rank))
+        assert (x.numpy() == 1 + rank).all()
+        assert (product.numpy() == (1 + rank) ** 2).all()
+        for result in (*reduced[:3], gradient):
+            assert (result.numpy() == total).all()
+        assert (reduced[3].numpy() == sum((1 + r) ** 2 for r in range(size))).all()
+    assert (variable.numpy() == 1 + rank).all()
+
+
+@BOTH
 def test_bool_is_or_and_and(mode, rank, size):
     x = tf.constant([rank == 0, True, False])
     run = modes(lambda x: (hvd.allreduce(x, op=hvd.Sum), hvd.allreduce(x, op=hvd.Min)))[mode]

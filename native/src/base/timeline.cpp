@@ -78,6 +78,11 @@ bool Same(const DomainInfo& a, const DomainInfo& b) {
          std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(), equal);
 }
 
+// As `top -H` and debuggers show the calling thread; 15 characters at most.
+void SetSystemName(const char* name) {
+  pthread_setname_np(pthread_self(), ("gr-" + std::string(name)).substr(0, 15).c_str());
+}
+
 class Recorder {
  public:
   void Start(const Options& options) {
@@ -183,6 +188,7 @@ class Recorder {
   };
 
   void Run() {
+    SetSystemName("timeline");
     // The work that is watched comes first.
     setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);
     bool good = true;
@@ -286,7 +292,10 @@ void Start(const Options& options) { The().Start(options); }
 void Stop() { The().Stop(); }
 void Hurry() { The().Hurry(); }
 std::string Path() { return The().Path(); }
-void NameThread(const char* name) { attached.name = name; }
+void NameThread(const char* name) {
+  attached.name = name;
+  SetSystemName(name);
+}
 
 void Push(const Record& record) {
   if (!Recording()) return;

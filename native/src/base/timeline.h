@@ -48,7 +48,8 @@ void Stop();
 void Hurry();
 std::string Path();  // of the file being written; empty: none
 
-// The name of the calling thread in files; a literal. Threads without are called "submit".
+// The name of the calling thread in files, and with "gr-" in the system's lists; a literal. Threads
+// without are called "submit".
 void NameThread(const char* name);
 
 void Push(const Record& record);
