@@ -21,7 +21,11 @@ class _Batch:
 
     step: Span | None = None
     wait: Span | None = None
-    reduces: list[Span] = field(default_factory=list)
+    reduces: list[Interval] = field(default_factory=list)  # of groups
+
+    def plan(self) -> tuple[tuple[int, int], ...]:
+        """Numbers and bytes of its groups: plans of a domain change while it is measured."""
+        return tuple(sorted((p.group or 0, p.nbytes) for p in self.reduces))
 
 
 @dataclass
@@ -30,8 +34,6 @@ class _Domain:
     negotiations: dict[tuple[int, int], dict[int, float]] = field(
         default_factory=lambda: defaultdict(dict)
     )  # by batch and group: rank -> when it was ready there
-    groups: dict[int, list[Interval]] = field(default_factory=lambda: defaultdict(list))
-    group_nbytes: dict[int, int] = field(default_factory=dict)
 
     def add(self, rank: int, phase: Interval) -> None:
         batch = self.batches.setdefault((rank, phase.batch), _Batch())
@@ -42,9 +44,7 @@ class _Domain:
         elif phase.group is not None and phase.phase == "negotiation":
             self.negotiations[phase.batch, phase.group][rank] = phase.begin
         elif phase.group is not None and phase.phase == "reduce":
-            batch.reduces.append((phase.begin, phase.end))
-            self.groups[phase.group].append(phase)
-            self.group_nbytes[phase.group] = phase.nbytes
+            batch.reduces.append(phase)
 
 
 def summary(traces: Sequence[Trace]) -> str:
@@ -85,7 +85,7 @@ def _job_line(traces: Sequence[Trace]) -> str:
 
 
 def _busy(domain: _Domain) -> float:
-    return sum(end - begin for b in domain.batches.values() for begin, end in b.reduces)
+    return sum(p.end - p.begin for b in domain.batches.values() for p in b.reduces)
 
 
 def _length(spans: Iterable[Span]) -> float:
@@ -104,9 +104,9 @@ def _domain_lines(name: str, domain: _Domain, ranks: int) -> list[str]:
         return [*lines, "  no step was recorded from its begin to its end"]
     steps = [b.step[1] - b.step[0] for b in whole.values() if b.step]
     waits = [b.wait[1] - b.wait[0] for b in whole.values() if b.wait]
-    reduces = sum(_length(b.reduces) for b in whole.values())
+    reduces = sum(_length((p.begin, p.end) for p in b.reduces) for b in whole.values())
     exposed = sum(
-        _length((max(begin, b.wait[0]), end) for begin, end in b.reduces if end > b.wait[0])
+        _length((max(p.begin, b.wait[0]), p.end) for p in b.reduces if p.end > b.wait[0])
         for b in whole.values()
         if b.wait
     )
@@ -123,16 +123,19 @@ def _domain_lines(name: str, domain: _Domain, ranks: int) -> list[str]:
             f"  communication: mean {_us(reduces / len(whole))} a step, {hidden:.0f} % of it "
             "before the last submit (hidden)"
         )
-        phases = [p for group in domain.groups.values() for p in group]
+        phases = [p for b in whole.values() for p in b.reduces]
         lines.append(
             f"  of that the data thread packs {_us(sum(p.pack for p in phases) / len(whole))}, "
             f"sums {_us(sum(p.sum for p in phases) / len(whole))}, "
             f"unpacks {_us(sum(p.unpack for p in phases) / len(whole))}"
         )
-    nbytes = sum(domain.group_nbytes.values())
-    lines.append(f"  bytes: {nbytes} a step in {len(domain.group_nbytes)} groups")
+    plans = Counter(b.plan() for b in whole.values())
+    [(plan, count)] = plans.most_common(1)
+    share = f", in {100 * count / len(whole):.0f} % of the steps" if count < len(whole) else ""
+    nbytes = sum(size for _, size in plan)
+    lines.append(f"  bytes: {nbytes} a step in {len(plan)} groups{share}")
     lines += _late(domain)
-    lines += _largest(domain)
+    lines += _largest([p for b in whole.values() if b.plan() == plan for p in b.reduces])
     return lines
 
 
@@ -164,12 +167,14 @@ def _late(domain: _Domain) -> list[str]:
     return [f"  slowest: rank {rank} is last in {share:.0f} % of groups, by {by} (median)"]
 
 
-def _largest(domain: _Domain) -> list[str]:
-    largest = sorted(domain.groups, key=lambda g: -domain.group_nbytes[g])[:_MOST_GROUPS]
+def _largest(reduces: Iterable[Interval]) -> list[str]:
+    """Of the groups of one plan."""
+    times: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for phase in reduces:
+        times[phase.nbytes, phase.group or 0].append(phase.end - phase.begin)
     lines = []
-    for group in largest:
-        took = median(p.end - p.begin for p in domain.groups[group])
-        nbytes = domain.group_nbytes[group]
+    for nbytes, group in sorted(times, key=lambda key: (-key[0], key[1]))[:_MOST_GROUPS]:
+        took = median(times[nbytes, group])
         rate = f", {nbytes / took / 1000:.2f} GB/s" if took > 0 and nbytes > 0 else ""
         lines.append(f"  group {group}: {nbytes} bytes, median {_us(took)}{rate}")
     return lines

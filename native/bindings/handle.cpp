@@ -175,6 +175,8 @@ class Handle {
     };
     bool done = Step(slice().count());
     while (!done) {
+      // In a forked child nobody would end it.
+      if (const auto engine = engine_.lock()) engine->RefuseChild();
       {
         py::gil_scoped_release release;
         std::unique_lock<std::mutex> lock(flight_->mutex);

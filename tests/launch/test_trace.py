@@ -99,6 +99,22 @@ def test_summary(tmp_path: Path, capsys) -> None:
     assert "group 1: 1000 bytes, median 100.0 us, 0.01 GB/s" in out
 
 
+def test_summary_of_a_plan_that_changes(tmp_path: Path, capsys) -> None:
+    """Groups of other plans are no groups of each step."""
+    one = [
+        *phase("step", 100.0, 900.0, 1),
+        *phase("reduce", 100.0, 800.0, 1, 0),
+        *phase("reduce", 200.0, 800.0, 1, 1),
+        *phase("wait", 300.0, 900.0, 1),
+        *phase("reduce", 700.0, 800.0, 1, 2),
+    ]
+    file = write(tmp_path, 0, [*one, *step(0.0, 2), *step(0.0, 3)])
+    out = run(capsys, "summary", file)
+    assert "bytes: 2000 a step in 2 groups, in 67 % of the steps" in out
+    assert "group 0: 1000 bytes, median 100.0 us" in out
+    assert "group 2" not in out
+
+
 def test_summary_of_notes_and_unfinished_steps(tmp_path: Path, capsys) -> None:
     note = {"ph": "i", "ts": 2e6, "tid": 0, "name": "abort", "args": {"text": "rank 1 is gone"}}
     file = write(tmp_path, 0, [*phase("step", 0.0, None), *phase("wait", 1.0, 2.0), note])

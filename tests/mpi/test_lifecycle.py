@@ -283,19 +283,28 @@ def test_wrong_inputs_of_a_batch() -> None:
             _core.run(_core.Spec("wrong", 0, [{**entry(4), key: value}], []), [good])
 
 
-def test_a_forked_child_has_no_engine() -> None:
+def test_a_forked_child_has_no_engine(job) -> None:
+    uses = [gr.rank, gr.init, lambda: gr.allreduce(1.0)]
+    late = job.rank == job.size - 1
+    if not late:  # a call in flight, which goes on in the parent
+        handle = gr.allreduce_async(np.ones(3), gr.Sum, "forked")
+        uses += [handle.wait, lambda: handle.wait(5.0)]
     child = os.fork()
     if child == 0:
         code = 1
         try:
             assert not gr.is_initialized()
-            for use in (gr.rank, gr.init, lambda: gr.allreduce(1.0)):
+            for use in uses:
                 with pytest.raises(gr.NotInitialized, match="forked"):
                     use()
             code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    job.barrier()
+    if late:
+        handle = gr.allreduce_async(np.ones(3), gr.Sum, "forked")
+    assert (handle.wait() == job.size).all()
     assert gr.allreduce(1.0) == 1.0
 
 

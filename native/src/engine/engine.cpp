@@ -532,12 +532,16 @@ Engine::~Engine() {
 
 bool Engine::InChild() const { return Forks() != forks_; }
 
-Engine::Impl& Engine::Mine() const {
+void Engine::RefuseChild() const {
   if (InChild())
     throw Error(Kind::kNotInitialized,
                 "this process was forked from one that uses gradred; the engine stays with the "
                 "parent (pid " +
                     std::to_string(pid_) + ")");
+}
+
+Engine::Impl& Engine::Mine() const {
+  RefuseChild();
   return *impl_;
 }
 

@@ -120,6 +120,8 @@ class Engine {
   // Of the domains with a proposal or a plan that have begun here, in the order in which they did.
   std::vector<PlanReport> PlanReports() const;
 
+  void RefuseChild() const;  // throws kNotInitialized in a forked child, where nothing goes on
+
  private:
   class Impl;
   bool InChild() const;
