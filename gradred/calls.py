@@ -40,7 +40,7 @@ class Handle(Generic[T]):
         timeout: seconds; None: as long as it takes. After KeyboardInterrupt and Timeout the call
         goes on, and may be waited for again.
 
-        Raises: Timeout; what the call raises.
+        Raises: Timeout; InvalidArgument: a timeout below 0; what the call raises.
         """
         return self._result([] if self._batch is None else self._batch.wait(timeout))
 

@@ -167,6 +167,9 @@ class Handle {
 
   // The same without results.
   void Finish(std::optional<double> timeout_s) {
+    if (timeout_s && !(*timeout_s >= 0))
+      throw Error(Kind::kInvalidArgument, "wait: timeout=" + std::to_string(*timeout_s) +
+                                              ": expected None or seconds, at least 0");
     const bool limited = timeout_s && *timeout_s < 1e9;
     const Nanos deadline = limited ? Now() + static_cast<Nanos>(*timeout_s * kSecond) : kForever;
     const std::chrono::nanoseconds longest = SignalSlice();

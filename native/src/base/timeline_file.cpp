@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/status.h"
 
@@ -90,11 +89,6 @@ bool File::Close(std::string_view line) {
   return Flush();
 }
 
-void Lines::PutInt(int64_t value) {
-  char digits[24];
-  line_.append(digits, std::to_chars(digits, digits + sizeof(digits), value).ptr);
-}
-
 void Lines::PutMicroseconds(Nanos value) {
   value = std::max<Nanos>(value, 0);
   PutInt(value / 1000);
@@ -102,16 +96,16 @@ void Lines::PutMicroseconds(Nanos value) {
   const char decimals[] = {'.', static_cast<char>('0' + part / 100),
                            static_cast<char>('0' + part / 10 % 10),
                            static_cast<char>('0' + part % 10)};
-  line_.append(decimals, sizeof(decimals));
+  Put({decimals, sizeof(decimals)});
 }
 
-void Lines::Finish() { file_->Add(line_); }
+void Lines::Finish() { file_->Add(line_.text()); }
 
 // Viewers keep process 0 for the idle task, so a rank is process rank + 1.
 void Lines::Start(char phase, int lane, Nanos at) {
-  line_.clear();
+  line_.Clear();
   Put("{\"ph\":\"");
-  line_.push_back(phase);
+  Put({&phase, 1});
   Put("\",\"pid\":");
   PutInt(options_.rank + 1);
   Put(",\"tid\":");
@@ -206,14 +200,13 @@ void Lines::Event(const Record& record, int lane, uint32_t domain_id, const Doma
       break;
   }
   if (phase) {
-    char id[20];
-    const uint64_t number = (static_cast<uint64_t>(record.domain & 0xffff) << 48) |
-                            (static_cast<uint64_t>(record.batch) << 16) |
-                            static_cast<uint64_t>(record.group + 1);
+    const int64_t number = (static_cast<int64_t>(record.domain & 0x7fff) << 48) |
+                           (static_cast<int64_t>(record.batch) << 16) |
+                           static_cast<int64_t>(record.group + 1);
     Put(!names                  ? ",\"cat\":\"stage\",\"id2\":{\"local\":\"0x"
         : record.group == kNone ? ",\"cat\":\"step\",\"id2\":{\"local\":\"0x"
                                 : ",\"cat\":\"group\",\"id2\":{\"local\":\"0x");
-    line_.append(id, std::to_chars(id, id + sizeof(id), number, 16).ptr);
+    line_.PutInt(number, 16);
     Put("\"}");
   }
   Put(",\"name\":\"");

@@ -1,8 +1,12 @@
 // The file of a timeline: lines of JSON, readable at any moment.
 #pragma once
 
+#include <algorithm>
+#include <charconv>
+#include <cstring>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -42,6 +46,27 @@ class File {
   bool failed_ = false;
 };
 
+// A line that is being made. What is too long for a line stays so, and File leaves it out.
+class Line {
+ public:
+  void Clear() { size_ = 0; }
+  void Put(std::string_view text) {
+    const size_t n = std::min(text.size(), sizeof(chars_) - size_);
+    std::memcpy(chars_ + size_, text.data(), n);
+    size_ += n;
+  }
+  void PutInt(int64_t value, int base = 10) {
+    const std::to_chars_result end =
+        std::to_chars(chars_ + size_, chars_ + sizeof(chars_), value, base);
+    size_ = end.ec == std::errc() ? static_cast<size_t>(end.ptr - chars_) : sizeof(chars_);
+  }
+  std::string_view text() const { return {chars_, size_}; }
+
+ private:
+  char chars_[File::kPage];
+  size_t size_ = 0;
+};
+
 // Turns records into lines. Belongs to the thread that writes.
 class Lines {
  public:
@@ -64,14 +89,14 @@ class Lines {
   const Names& NamesOf(uint32_t id, const DomainInfo& info);
   // {"ph":"X","pid":1,"tid":2,"ts":3.000
   void Start(char phase, int lane, Nanos at);
-  void Put(std::string_view text) { line_.append(text); }
-  void PutInt(int64_t value);
+  void Put(std::string_view text) { line_.Put(text); }
+  void PutInt(int64_t value) { line_.PutInt(value); }
   void PutMicroseconds(Nanos value);
   void Finish();
   const Options options_;
   File* const file_;
   const uint32_t stages_before_;
-  std::string line_;
+  Line line_;
   std::unordered_map<uint32_t, Names> names_;  // by id
   std::unordered_set<int> sets_;               // that have a lane
 };

@@ -77,6 +77,7 @@ class Ring {
     const uint64_t from = taken_.load(std::memory_order_relaxed);
     const uint64_t start = std::max(from, end > slots_.size() ? end - slots_.size() : 0);
     const size_t kept = out->size();
+    out->reserve(kept + static_cast<size_t>(end - start));
     for (uint64_t at = start; at < end; ++at) {
       uint64_t words[kWords];
       const Slot& slot = slots_[at & mask_];

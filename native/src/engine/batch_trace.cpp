@@ -25,7 +25,10 @@ void BatchTrace::Open(const DomainSpec& spec, const std::shared_ptr<const Plan>&
   });
   if (!tag_.domain) return;
   phases_.assign(plan->groups.size(), Phase::kNone);
-  for (const GroupPlan& group : plan->groups) nbytes_.push_back(NbytesOf(spec, group));
+  for (const GroupPlan& group : plan->groups) {
+    nbytes_.push_back(NbytesOf(spec, group));
+    sizes_.push_back(group.last - group.first);
+  }
   Push(timeline::Shape::kOpen, "step", Now(), timeline::kNone);
 }
 
@@ -44,25 +47,24 @@ void BatchTrace::Push(timeline::Shape shape, const char* name, Nanos at, int gro
 
 void BatchTrace::DoSubmitted(int position, int group, bool last_of_batch) {
   timeline::Record record;
-  record.begin = Now();
+  const Nanos at = record.begin = Now();
   record.name = "submit";
   record.domain = tag_.domain;
   record.batch = tag_.batch;
   record.group = group;
   record.entry = position;
   timeline::Push(record);
-  if (phases_[group] == Phase::kNone) Enter(group, Phase::kMembers);
+  if (phases_[group] == Phase::kNone && sizes_[group] > 1) EnterAt(at, group, Phase::kMembers);
   if (!last_of_batch) return;
   waits_ = true;
-  Push(timeline::Shape::kOpen, "wait", Now(), timeline::kNone);
+  Push(timeline::Shape::kOpen, "wait", at, timeline::kNone);
 }
 
-void BatchTrace::Enter(int group, Phase phase) {
+void BatchTrace::EnterAt(Nanos at, int group, Phase phase) {
   static constexpr const char* kNames[] = {"", "waiting for members", "negotiation", "queued",
                                            "reduce"};
   Phase& now = phases_[group];
   if (now == phase) return;
-  const Nanos at = Now();
   if (now != Phase::kNone)
     Push(timeline::Shape::kClose, kNames[static_cast<int>(now)], at, group, now == Phase::kReduce);
   if (phase == Phase::kReduce) timeline::TakeSpent();  // on others before
@@ -72,9 +74,9 @@ void BatchTrace::Enter(int group, Phase phase) {
 }
 
 void BatchTrace::DoEnded(int group) {
-  Enter(group, Phase::kNone);
-  if (++ended_ < phases_.size()) return;
   const Nanos at = Now();
+  EnterAt(at, group, Phase::kNone);
+  if (++ended_ < phases_.size()) return;
   if (waits_) Push(timeline::Shape::kClose, "wait", at, timeline::kNone);
   Push(timeline::Shape::kClose, "step", at, timeline::kNone);
 }

@@ -171,7 +171,7 @@ void DataLoop::Begin(int id, Set* set) {
       item.batch->FailGroup(item.group,
                             {Kind::kInvalidArgument,
                              std::string(OpName(entry.op)) + " of '" + entry.label +
-                                 "' is not possible while a rank has joined; only reductions are"});
+                                 "' is not possible while a rank has joined; only allreduces are"});
     return;
   }
   Running& running = set->running.emplace_back();
