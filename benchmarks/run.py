@@ -35,7 +35,7 @@ RUNS = {
     # Apart: all modes in one run need more than 24 GB, most of it the peers'.
     "step": "step.py --rounds 3 --iterations 6 --modes grouped,tape",
     "step-each": "step.py --rounds 3 --iterations 6 --modes each",
-    "train": "train.py --rounds 8",
+    "train": "train.py --rounds 6",
     "algorithms": "algorithms.py --rounds 2",
     "hierarchical": "hierarchical.py --rounds 3",
     "memory": "memory.py",
