@@ -56,8 +56,7 @@ class Context:
         common rank: then each rank is in the context of its group. A rank in none gets a context
         that it cannot use (``included``). dims: sizes of a grid of the ranks, whose product is the
         number of ranks; the last coordinate runs fastest; None: all in one row. periodic: whether
-        the last rank of a dimension has the first as its neighbour. name: for messages; one that
-        another context has gets a number.
+        the last rank of a dimension has the first as its neighbour. name: for messages.
 
         Raises:
             InvalidArgument: ranks outside of the job, or twice; a grid that does not fit.
@@ -87,8 +86,6 @@ class Context:
         self.id = max(number for number, _, _ in notes)
         _next_id = self.id + 1
         self.name = f"context {self.id}" if name is None else name
-        if any(self.name == other.name for other in contexts.values()):  # errors are told by name
-            self.name += f" ({self.id})"
         own = [group for group in self._groups if mine in group]
         self.ranks = own[0] if own else ()
         self.dims = self._grid or (len(self.ranks),)

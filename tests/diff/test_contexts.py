@@ -94,16 +94,6 @@ def test_what_makes_no_context(job, rank):
         diff.barrier(closed)
 
 
-def test_names(job):
-    """Errors of graphs are told by the names of their contexts."""
-    first, second = Context(name="twice"), Context(name="twice")
-    assert first.name == "twice"
-    assert second.name == f"twice ({second.id})"
-    unnamed = Context()
-    assert unnamed.name == f"context {unnamed.id}"
-    assert job.exchange(second.name) == [second.name] * 4
-
-
 def test_the_example_of_the_documents(rank, size):
     page = Path(__file__).parents[2] / "docs" / "diff.md"
     lines = page.read_text().partition("    import gradred")
