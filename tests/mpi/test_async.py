@@ -110,6 +110,6 @@ def test_arguments_are_checked_at_once() -> None:
     assert gr.grouped_allreduce_async([]).wait() == []
     handle = gr.allreduce_async(np.ones(2))
     for timeout in (-1.0, float("nan")):
-        with pytest.raises(gr.InvalidArgument, match="timeout=.*: expected None or seconds"):
+        with pytest.raises(gr.InvalidArgument, match=r"timeout=.*: expected None or seconds"):
             handle.wait(timeout)
     assert handle.wait(float("inf")).tolist() == [1.0, 1.0]
