@@ -52,9 +52,9 @@ Staged Stage(TF_OpKernelContext* context, int output_index, bool absent) {
   int forwarded = -1;
   TfStatus status;
   Staged staged;
-  TF_Tensor* output = TheApi().ForwardInputOrAllocateOutput(
-      context, &candidate, 1, output_index, shape.data(), static_cast<int>(shape.size()),
-      &forwarded, status);
+  TF_Tensor* output =
+      TheApi().ForwardInputOrAllocateOutput(context, &candidate, 1, output_index, shape.data(),
+                                            static_cast<int>(shape.size()), &forwarded, status);
   status.ThrowIfError();
   staged.output = SharedTensor(output, DeleteTensor());
   staged.absent = absent;
