@@ -66,16 +66,22 @@ def settings_lines() -> list[str]:
     lines = [f"  {line}" for line in filter(None, [horovod.problem, *horovod.notes])]
     for variable, (setting, default) in config.table().items():
         raw = horovod.environ.get(variable)
-        value = f"{default}"
+        value = _shown(default)
         if raw is not None:
             how = "set" if variable in os.environ else "by a variable of Horovod"
             try:
-                value = f"{setting.parse(variable, raw)} ({how}; default {default})"
+                parsed = _shown(setting.parse(variable, raw))
+                value = f"{parsed} ({how}; default {_shown(default)})"
             except Exception as error:
                 value = f"{raw!r} (refused: {error})"
         lines.append(f"  {variable} = {value}")
         lines.append(f"      {setting.text}; {setting.accepted}; of the {setting.scope}")
     return lines
+
+
+def _shown(value: object) -> str:
+    """As it is given in the environment."""
+    return str(int(value)) if isinstance(value, bool) else str(value) or "unset"
 
 
 # The native module is loaded in a process of its own, as a broken one may end it.

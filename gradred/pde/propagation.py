@@ -201,7 +201,7 @@ class AcousticWave(_Propagation):
         positive, and time steps that are too long for it: c dt sqrt(1/h0^2 + 1/h1^2) <= 1.
         """
         speed = tf.convert_to_tensor(speed, dtype=self.dtype)
-        return self._run(tf.square(speed), signals)
+        return self._run(speed * tf.abs(speed), signals)  # a negative one stays so, and is refused
 
 
 class Heat(_Propagation):

@@ -303,6 +303,18 @@ def test_settings_that_cannot_be_are_refused(contexts):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("value", [-1.5, 0.0, np.nan])
+@pytest.mark.parametrize("equation", [AcousticWave, Heat])
+def test_coefficients_that_are_not_positive_are_refused_on_all(equation, value, contexts, rank):
+    problem = problem_of(equation, contexts[0][0])
+    block = problem.grid.block(data()[0])
+    if rank == 1:
+        block[1, 1] = value
+    with pytest.raises(InvalidArgument, match="the coefficient must be positive and finite"):
+        problem(block, data()[1])
+
+
+@pytest.mark.ranks(2)
 def test_a_second_derivative_is_refused(contexts):
     problem = problem_of(Heat, contexts[1])
     block, signals = tf.constant(data()[0]), tf.constant(data()[1])
